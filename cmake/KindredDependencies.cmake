@@ -1,0 +1,26 @@
+# Everything our code links. All but llama.cpp come from the distribution's packages, which `./dev`
+# installs; versions below are the oldest we build against (Debian 12).
+
+find_package(Threads REQUIRED)
+find_package(Boost 1.81 REQUIRED) # Asio, header only
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(fmt 9 REQUIRED)
+find_package(yaml-cpp 0.7 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(simdjson REQUIRED IMPORTED_TARGET simdjson)
+pkg_check_modules(libb2 REQUIRED IMPORTED_TARGET libb2)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+
+# Asio is compiled once, in src/net/asio.cpp, not in every file that includes it.
+add_library(kindred_asio INTERFACE)
+target_compile_definitions(kindred_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
+target_link_libraries(kindred_asio INTERFACE Boost::headers Threads::Threads)
+
+if(KINDRED_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+
+if(KINDRED_ENGINE)
+  add_subdirectory(cmake/llama)
+endif()

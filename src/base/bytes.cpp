@@ -1,0 +1,172 @@
+#include "base/bytes.h"
+
+#include <array>
+
+namespace kindred {
+namespace {
+
+constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+constexpr uint8_t kNotInAlphabet = 0xff;
+
+constexpr std::array<uint8_t, 256> make_decode_table() {
+  std::array<uint8_t, 256> table{};
+  table.fill(kNotInAlphabet);
+  for (size_t i = 0; i < kAlphabet.size(); ++i) table[static_cast<uint8_t>(kAlphabet[i])] = static_cast<uint8_t>(i);
+  return table;
+}
+constexpr std::array<uint8_t, 256> kDecode = make_decode_table();
+
+// Bytes of the UTF-8 sequence that starts with `lead`, or 0 if none can.
+size_t utf8_sequence_bytes(uint8_t lead) {
+  if (lead < 0x80) return 1;
+  if (lead >= 0xc2 && lead <= 0xdf) return 2;
+  if (lead >= 0xe0 && lead <= 0xef) return 3;
+  if (lead >= 0xf0 && lead <= 0xf4) return 4;
+  return 0;
+}
+
+// Whether `byte` may follow `lead` as the second byte (RFC 3629: no overlong forms, no surrogates).
+bool utf8_second_ok(uint8_t lead, uint8_t byte) {
+  switch (lead) {
+    case 0xe0: return byte >= 0xa0 && byte <= 0xbf;
+    case 0xed: return byte >= 0x80 && byte <= 0x9f;
+    case 0xf0: return byte >= 0x90 && byte <= 0xbf;
+    case 0xf4: return byte >= 0x80 && byte <= 0x8f;
+    default: return (byte & 0xc0) == 0x80;
+  }
+}
+
+// How many bytes at `at` form a valid sequence or, when the text ends first, a valid beginning of
+// one (then `cut` is set). 0: malformed.
+size_t utf8_scan(std::string_view text, size_t at, bool& cut) {
+  cut = false;
+  const auto lead = static_cast<uint8_t>(text[at]);
+  const size_t want = utf8_sequence_bytes(lead);
+  for (size_t i = 1; i < want; ++i) {
+    if (at + i == text.size()) {
+      cut = true;
+      return i;
+    }
+    const auto byte = static_cast<uint8_t>(text[at + i]);
+    if (i == 1 ? !utf8_second_ok(lead, byte) : (byte & 0xc0) != 0x80) return 0;
+  }
+  return want;
+}
+
+}  // namespace
+
+std::string base64_encode(std::span<const uint8_t> bytes) {
+  std::string out;
+  out.reserve((bytes.size() + 2) / 3 * 4);
+  size_t i = 0;
+  for (; i + 3 <= bytes.size(); i += 3) {
+    const uint32_t word = uint32_t{bytes[i]} << 16 | uint32_t{bytes[i + 1]} << 8 | bytes[i + 2];
+    for (int shift = 18; shift >= 0; shift -= 6) out.push_back(kAlphabet[word >> shift & 63]);
+  }
+  if (const size_t rest = bytes.size() - i; rest > 0) {
+    const uint32_t word = uint32_t{bytes[i]} << 16 | (rest == 2 ? uint32_t{bytes[i + 1]} << 8 : 0);
+    out.push_back(kAlphabet[word >> 18 & 63]);
+    out.push_back(kAlphabet[word >> 12 & 63]);
+    out.push_back(rest == 2 ? kAlphabet[word >> 6 & 63] : '=');
+    out.push_back('=');
+  }
+  return out;
+}
+
+std::string base64_encode(std::string_view bytes) { return base64_encode(as_bytes(bytes)); }
+
+Result<std::vector<uint8_t>> base64_decode(std::string_view text) {
+  const Error bad{ErrorCode::kCorrupt, "not base64 (standard alphabet, padded)"};
+  if (text.size() % 4 != 0) return bad;
+  size_t padding = 0;
+  while (padding < 2 && padding < text.size() && text[text.size() - 1 - padding] == '=') ++padding;
+
+  std::vector<uint8_t> out(text.size() / 4 * 3);
+  uint8_t* to = out.data();
+  const size_t whole = padding > 0 ? text.size() - 4 : text.size();
+  for (size_t i = 0; i < whole; i += 4) {
+    const uint8_t a = kDecode[static_cast<uint8_t>(text[i])], b = kDecode[static_cast<uint8_t>(text[i + 1])];
+    const uint8_t c = kDecode[static_cast<uint8_t>(text[i + 2])], d = kDecode[static_cast<uint8_t>(text[i + 3])];
+    if ((a | b | c | d) & 0xc0) return bad;
+    *to++ = static_cast<uint8_t>(a << 2 | b >> 4);
+    *to++ = static_cast<uint8_t>(b << 4 | c >> 2);
+    *to++ = static_cast<uint8_t>(c << 6 | d);
+  }
+  if (padding > 0) {
+    const uint8_t a = kDecode[static_cast<uint8_t>(text[whole])], b = kDecode[static_cast<uint8_t>(text[whole + 1])];
+    const uint8_t c = padding == 1 ? kDecode[static_cast<uint8_t>(text[whole + 2])] : uint8_t{0};
+    // Bits below the last byte must be zero, so that every byte string has one encoding.
+    if (((a | b | c) & 0xc0) || (padding == 1 ? c & 3 : b & 15)) return bad;
+    *to++ = static_cast<uint8_t>(a << 2 | b >> 4);
+    if (padding == 1) *to++ = static_cast<uint8_t>(b << 4 | c >> 2);
+    out.resize(static_cast<size_t>(to - out.data()));
+  }
+  return out;
+}
+
+std::string hex64(uint64_t value) {
+  std::string out(16, '0');
+  for (size_t i = 16; i-- > 0; value >>= 4) out[i] = "0123456789abcdef"[value & 15];
+  return out;
+}
+
+std::string_view as_text(std::span<const uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::span<const uint8_t> as_bytes(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  out.push_back('"');
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<uint8_t>(text[i]);
+    if (byte == '"' || byte == '\\') {
+      out.push_back('\\');
+      out.push_back(static_cast<char>(byte));
+      ++i;
+    } else if (byte < 0x20) {
+      static constexpr char kShort[] = "btn\0fr";  // 0x08 … 0x0d; 0x0b has no short form
+      if (byte >= 8 && byte <= 13 && byte != 11) {
+        out.push_back('\\');
+        out.push_back(kShort[byte - 8U]);
+      } else {
+        out += "\\u00";
+        out.push_back("0123456789abcdef"[byte >> 4]);
+        out.push_back("0123456789abcdef"[byte & 15]);
+      }
+      ++i;
+    } else {
+      bool cut = false;
+      const size_t bytes = utf8_scan(text, i, cut);
+      if (bytes == 0 || cut) {
+        out += "\xef\xbf\xbd";
+        ++i;
+      } else {
+        out.append(text.substr(i, bytes));
+        i += bytes;
+      }
+    }
+  }
+  out.push_back('"');
+}
+
+std::string json_string(std::string_view text) {
+  std::string out;
+  append_json_string(out, text);
+  return out;
+}
+
+size_t utf8_complete_prefix(std::string_view text) {
+  for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const size_t at = text.size() - back;
+    if ((static_cast<uint8_t>(text[at]) & 0xc0) == 0x80) continue;
+    bool cut = false;
+    const size_t bytes = utf8_scan(text, at, cut);
+    return bytes > 0 && cut ? at : text.size();
+  }
+  return text.size();
+}
+
+}  // namespace kindred

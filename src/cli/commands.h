@@ -1,0 +1,19 @@
+// The subcommands of `kindred`. Each takes the arguments behind its name and returns the exit status:
+// 0 done, 1 failed, 2 wrong usage.
+#pragma once
+
+#include <span>
+
+namespace kindred::cli {
+
+using Args = std::span<const char* const>;
+
+int run_worker(Args args);
+int run_router(Args args);
+int run_demo(Args args);
+int run_record(Args args);
+int run_fit(Args args);
+int run_status(Args args);
+int run_model(Args args);
+
+}  // namespace kindred::cli

@@ -1,0 +1,66 @@
+// The engine: one llama.cpp context, a thread that steps it, continuous batching with chunked prefill.
+//
+// Each step takes one token of every decoding sequence and fills the token budget with prompt tokens
+// of waiting sequences, oldest first. A job is admitted when KV for its whole prompt and all its
+// max_tokens is free (cached blocks are evicted for it), so a running sequence is never preempted.
+//
+// Thread-safety: submit, cancel, stats and drop_prefix_cache may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "base/result.h"
+#include "engine/model.h"
+#include "engine/types.h"
+
+namespace kindred::engine {
+
+struct EngineOptions {
+  uint32_t context_tokens = 4096;  // the longest prompt + output of one sequence
+  uint32_t kv_tokens = 16384;      // KV cells, shared by all sequences and the prefix cache
+  uint32_t sequences = 64;         // running at once, choices counted
+  uint32_t waiting = 1024;         // jobs queued; more are refused with kExhausted
+  uint32_t token_budget = 512;     // tokens a step, at most (llama.cpp's n_ubatch)
+  uint32_t block_tokens = 16;      // KV block
+  bool prefix_cache = true;
+  bool capture_experts = true;
+  uint32_t threads = 0;  // 0: all cores
+};
+
+struct EngineStats {
+  uint32_t running = 0, waiting = 0;  // sequences, jobs
+  uint64_t waiting_prefill_tokens = 0, remaining_prefill_tokens = 0;
+  uint32_t kv_used_tokens = 0;    // by running sequences
+  uint32_t kv_cached_tokens = 0;  // by the prefix cache alone
+  uint32_t kv_tokens = 0;
+};
+
+class Engine {
+ public:
+  // `model`, `clock` and `metrics` must outlive the engine. Errors: kInvalid for options that the model
+  // or llama.cpp cannot serve, kExhausted when KV memory cannot be had.
+  static Result<std::unique_ptr<Engine>> start(const Model& model, const EngineOptions& options, const Clock& clock,
+                                               Registry& metrics);
+  ~Engine();  // cancels what runs, joins the thread
+
+  // kInvalid, kExhausted (queue full). Otherwise events follow on the engine's thread.
+  Result<JobId> submit(Job job);
+  // Takes effect within one step: its KV is freed and no further event is delivered after the step in
+  // progress, except one final Error{kCancelled}. Unknown ids are ignored.
+  void cancel(JobId id);
+  void drop_prefix_cache();
+
+  EngineStats stats() const;
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kindred::engine

@@ -1,0 +1,78 @@
+// HTTP/1.1 client with keep-alive pools, one per endpoint.
+//
+// Thread-safety: confined to the io_context's thread.
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "net/http_message.h"
+#include "net/task.h"
+
+namespace kindred::net {
+
+struct ClientOptions {
+  HeadLimits head;
+  size_t idle_per_endpoint = 64;
+  std::chrono::milliseconds connect_timeout_ms{5'000};
+  std::chrono::milliseconds idle_timeout_ms{60'000};  // pooled connections older than this are closed
+};
+
+struct RequestDeadlines {
+  std::chrono::milliseconds head_ms{600'000};  // from the request's first byte to the end of the response's head
+  std::chrono::milliseconds read_ms{120'000};  // between two reads of the body
+};
+
+// The response, its body still on the wire. Destroying it before the body's end closes the connection
+// (which is how a leg is cancelled); after the end the connection goes back to the pool.
+class ClientResponse {
+ public:
+  virtual ~ClientResponse() = default;
+  virtual const ResponseHead& head() const = 0;
+
+  // Some decoded bytes of the body, valid until the next call; empty at its end. Errors: kIo for a cut
+  // body (also inside a chunk), kTimeout, kCancelled, kCorrupt for bad framing.
+  virtual Task<Result<std::string_view>> read_some() = 0;
+
+  // The same bytes as they are on the wire, for verbatim relay of a chunked body.
+  struct Framed {
+    std::string_view wire;        // chunk framing included; the last chunk too
+    bool at_chunk_border = true;  // true if `wire` ends between two chunks (then more may be inserted)
+    bool end = false;             // the body is complete
+  };
+  virtual bool chunked() const = 0;
+  virtual Task<Result<Framed>> read_framed() = 0;  // only if chunked(); not mixed with read_some()
+
+  // The rest of the body. Error kTooLarge past `limit_bytes`.
+  Task<Result<std::string>> read_all(size_t limit_bytes);
+};
+
+class HttpClient {
+ public:
+  HttpClient(asio::any_io_executor executor, ClientOptions options = {});
+  ~HttpClient();
+
+  // Sends the head (Host, Content-Length and Connection are set here) and the body's parts, one after
+  // the other without copying them; they must live until the call returns. A pooled connection that
+  // turns out to be closed before any byte of the response is replaced by a new one, once.
+  // Errors: kUnavailable (refused, unreachable, closed before the head), kTimeout, kCancelled, kCorrupt.
+  // `cancel` covers the whole exchange, the body included.
+  Task<Result<std::unique_ptr<ClientResponse>>> send(const Endpoint& endpoint, RequestHead head,
+                                                     std::span<const std::string_view> body, CancelToken cancel,
+                                                     RequestDeadlines deadlines = {});
+
+  // GET with a small body; the status must be 200. For health, metrics and models.
+  Task<Result<std::string>> get(const Endpoint& endpoint, std::string target, size_t limit_bytes,
+                                std::chrono::milliseconds timeout_ms, CancelToken cancel = {});
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace kindred::net

@@ -1,0 +1,100 @@
+// HTTP/1.1 message heads (RFC 9112), parsed within bounds.
+//
+// Thread-safety: plain values and pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace kindred::net {
+
+struct Header {
+  std::string name;  // as received; compared without case
+  std::string value;
+};
+
+class Headers {
+ public:
+  void add(std::string_view name, std::string_view value);
+  void set(std::string_view name, std::string_view value);  // replaces all of that name
+  void erase(std::string_view name);
+  // The first value of that name, or nullptr.
+  const std::string* find(std::string_view name) const;
+  size_t count(std::string_view name) const;
+
+  auto begin() const { return entries_.begin(); }
+  auto end() const { return entries_.end(); }
+  size_t size() const { return entries_.size(); }
+
+ private:
+  std::vector<Header> entries_;
+};
+
+struct RequestHead {
+  std::string method;
+  std::string target;  // origin form: path and query
+  Headers headers;
+
+  std::string_view path() const;                                        // before '?'
+  std::string_view query() const;                                       // after '?', or empty
+  std::optional<std::string> query_value(std::string_view name) const;  // %-decoded
+};
+
+struct ResponseHead {
+  int status = 0;
+  std::string reason;
+  Headers headers;
+};
+
+// How the body of a message ends.
+struct BodyFraming {
+  enum class Kind { kNone, kLength, kChunked, kUntilClose };
+  Kind kind = Kind::kNone;
+  uint64_t length_bytes = 0;  // kLength only
+};
+
+struct HeadLimits {
+  size_t head_bytes = 64 * 1024;
+  size_t header_count = 128;
+};
+
+// `text`: everything up to and including the empty line, at most `limits.head_bytes`. Strict: bare LF,
+// obs-fold, spaces before ':', control characters and HTTP versions other than 1.0/1.1 are errors.
+Result<RequestHead> parse_request_head(std::string_view text, const HeadLimits& limits);
+Result<ResponseHead> parse_response_head(std::string_view text, const HeadLimits& limits);
+
+// Error where framing is ambiguous: both Content-Length and Transfer-Encoding, differing lengths, a
+// transfer coding other than chunked.
+Result<BodyFraming> request_framing(const RequestHead& head);
+Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view request_method);
+
+// Whether the connection stays open after this message.
+bool keep_alive(const RequestHead& head);
+bool keep_alive(const ResponseHead& head);
+
+// Headers that belong to one connection and must not be forwarded (RFC 9110 §7.6.1), the ones named
+// by `Connection` included.
+void remove_hop_by_hop(Headers& headers);
+
+std::string_view reason_phrase(int status);
+bool equals_ignore_case(std::string_view a, std::string_view b);
+
+// http://host:port without a path.
+struct Endpoint {
+  std::string host;
+  uint16_t port = 0;
+
+  std::string text() const;  // "host:port", IPv6 in brackets
+  std::string url() const { return "http://" + text(); }
+  bool operator==(const Endpoint&) const = default;
+};
+// Accepts "http://host:port", "host:port"; the port is required.
+Result<Endpoint> parse_endpoint(std::string_view url);
+
+}  // namespace kindred::net

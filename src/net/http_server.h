@@ -1,0 +1,84 @@
+// HTTP/1.1 server on one io_context.
+//
+// Each connection is one coroutine; each request runs the handler to its end before the next is read
+// (pipelined requests wait in the socket). While a handler runs the connection is watched: if the
+// peer closes it, the request's CancelToken fires.
+//
+// Thread-safety: confined to the io_context's thread, except stop() which may be called from any.
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "net/http_message.h"
+#include "net/task.h"
+
+namespace kindred::net {
+
+struct ServerOptions {
+  HeadLimits head;
+  size_t body_bytes = 64 * 1024 * 1024;                // larger bodies: 413
+  size_t connections = 16384;                          // more: 503 and close
+  std::chrono::milliseconds head_timeout_ms{30'000};   // from the first byte of a head to its end
+  std::chrono::milliseconds body_timeout_ms{120'000};  // for a whole request body
+  std::chrono::milliseconds idle_timeout_ms{75'000};   // between requests
+  std::chrono::milliseconds write_timeout_ms{60'000};  // a peer that takes nothing for this long is gone
+};
+
+struct Request {
+  RequestHead head;
+  std::string body;  // whole; capacity exceeds size by kBodyPadding bytes, for simdjson
+  CancelToken cancel;
+  std::string peer;  // "address:port"
+};
+inline constexpr size_t kBodyPadding = 64;
+
+// The response to one request. Exactly one of send() and start() is called by the handler. Every
+// write returns false once the peer is gone; the handler then just returns.
+class ResponseWriter {
+ public:
+  virtual ~ResponseWriter() = default;
+
+  // The whole response. Content-Length is added.
+  virtual Task<bool> send(int status, Headers headers, std::string_view body) = 0;
+  // Head of a streamed response; Transfer-Encoding: chunked is added (HTTP/1.0 peers get close framing).
+  virtual Task<bool> start(int status, Headers headers) = 0;
+  virtual Task<bool> write(std::string_view bytes) = 0;  // one chunk, on the wire before it returns
+  // Bytes that are framed as chunks already (relay); they must begin and, at finish(), end on a chunk border.
+  virtual Task<bool> write_framed(std::string_view bytes) = 0;
+  virtual Task<bool> finish() = 0;         // the last chunk
+  virtual Task<bool> finish_framed() = 0;  // the last chunk has been relayed by write_framed
+  // Closes the connection without ending the body, so that the peer sees a cut and not a whole answer.
+  virtual void abort() = 0;
+  virtual bool started() const = 0;
+  // What the peer speaks: false for HTTP/1.0, where write_framed must not be used.
+  virtual bool chunked() const = 0;
+};
+
+using Handler = std::function<Task<void>(Request&, ResponseWriter&)>;
+
+class HttpServer {
+ public:
+  HttpServer(asio::any_io_executor executor, ServerOptions options, Handler handler);
+  ~HttpServer();  // the io_context must have stopped, or drain() have returned
+
+  // Binds and starts to accept. Port 0 takes a free one. Returns the bound port. Error kIo names
+  // address and cause ("port 8000 is in use by another process").
+  Result<uint16_t> listen(const std::string& host, uint16_t port);
+
+  void stop();  // accept no more; open connections go on, but close after their current request
+  // Waits until all connections are closed, at most `deadline`; then closes what is left.
+  Task<void> drain(std::chrono::milliseconds deadline_ms);
+  size_t connections() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace kindred::net
