@@ -1,4 +1,4 @@
-# kindred_module(<name> SOURCES ... TESTS ... DEPENDS ... [LIBRARIES ...])
+# kindred_module(<name> SOURCES ... TESTS ... DEPENDS ... [LIBRARIES ...] [NO_UNITY])
 #
 # One static library per module and one test binary beside it. DEPENDS names modules that stand
 # above this one in the order of dependence (ARCHITECTURE.md); nothing else may be included.
@@ -10,22 +10,39 @@ target_compile_options(kindred_options INTERFACE -Wall -Wextra -Werror -Wshadow 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Known false positives of g++ 12 inside libstdc++ when coroutines are optimised.
   target_compile_options(kindred_options INTERFACE -Wno-maybe-uninitialized -Wno-restrict
-                                                   -Wno-stringop-overflow -Wno-array-bounds)
+                                                   -Wno-stringop-overflow -Wno-array-bounds
+                                                   -Wno-mismatched-new-delete)
+endif()
+if(KINDRED_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # An unnamed namespace of a .cpp that is included by another looks like one in a header.
+  target_compile_options(kindred_options INTERFACE -Wno-subobject-linkage)
 endif()
 if(KINDRED_SANITIZE)
   target_compile_options(kindred_options INTERFACE -fsanitize=${KINDRED_SANITIZE} -fno-omit-frame-pointer
-                                                   -fno-sanitize-recover=all -Wno-tsan)
+                                                   -fno-sanitize-recover=all
+                                                   $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
   target_link_options(kindred_options INTERFACE -fsanitize=${KINDRED_SANITIZE})
 endif()
 
+# Most of the time to compile a file goes into the headers of Asio and the standard library, so files
+# of a target are compiled together: far less time for the whole, more for a single change.
+function(kindred_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${KINDRED_UNITY} UNITY_BUILD_BATCH_SIZE 10)
+endfunction()
+
 function(kindred_module name)
-  cmake_parse_arguments(arg "" "" "SOURCES;TESTS;DEPENDS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "NO_UNITY" "" "SOURCES;TESTS;DEPENDS;LIBRARIES" ${ARGN})
   list(TRANSFORM arg_DEPENDS PREPEND kindred_)
   add_library(kindred_${name} STATIC ${arg_SOURCES})
+  if(NOT arg_NO_UNITY)
+    kindred_unity(kindred_${name})
+  endif()
   target_link_libraries(kindred_${name} PUBLIC kindred_options ${arg_DEPENDS} ${arg_LIBRARIES})
   if(KINDRED_TESTS AND arg_TESTS)
     add_executable(${name}_test ${arg_TESTS})
     target_link_libraries(${name}_test PRIVATE kindred_${name} GTest::gtest_main)
+    # Tests are compiled often and run once.
+    target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O0>)
     target_compile_definitions(${name}_test PRIVATE KINDRED_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
                          PROPERTIES TIMEOUT 300)

@@ -66,7 +66,8 @@ class HttpClient {
                                                      std::span<const std::string_view> body, CancelToken cancel,
                                                      RequestDeadlines deadlines = {});
 
-  // GET with a small body; the status must be 200. For health, metrics and models.
+  // GET with a small body, within `timeout_ms` as a whole; the status must be 200 (else kNotFound for
+  // 404, kUnavailable for others). For health, metrics and models.
   Task<Result<std::string>> get(const Endpoint& endpoint, std::string target, size_t limit_bytes,
                                 std::chrono::milliseconds timeout_ms, CancelToken cancel = {});
 

@@ -40,6 +40,7 @@ struct RequestHead {
   std::string method;
   std::string target;  // origin form: path and query
   Headers headers;
+  int minor_version = 1;  // of HTTP/1.x
 
   std::string_view path() const;                                        // before '?'
   std::string_view query() const;                                       // after '?', or empty
@@ -50,6 +51,7 @@ struct ResponseHead {
   int status = 0;
   std::string reason;
   Headers headers;
+  int minor_version = 1;  // of HTTP/1.x
 };
 
 // How the body of a message ends.
@@ -64,13 +66,35 @@ struct HeadLimits {
   size_t header_count = 128;
 };
 
+// Finds the end of a head in bytes that arrive in arbitrary pieces, looking at each byte once. A bare
+// LF is found as soon as it arrives: waiting for CR LF CR LF would turn it into a timeout.
+class HeadScanner {
+ public:
+  enum class State { kMore, kComplete, kBareLf };
+  // `bytes` is the whole head so far, at each call the same with more behind it.
+  State scan(std::string_view bytes);
+  size_t size() const { return line_start_; }  // once kComplete: of the head, its empty line included
+
+ private:
+  size_t scanned_ = 0;
+  size_t line_start_ = 0;
+};
+
+// Errors of both parsers: kInvalid, or kTooLarge where a limit was passed. Error::field is
+// kFieldVersion for an HTTP version other than 1.0 and 1.1 (505), kFieldMethod for CONNECT and
+// kFieldTransferEncoding for an unknown transfer coding (501); empty otherwise.
+inline constexpr std::string_view kFieldVersion = "version";
+inline constexpr std::string_view kFieldMethod = "method";
+inline constexpr std::string_view kFieldTransferEncoding = "transfer-encoding";
+
 // `text`: everything up to and including the empty line, at most `limits.head_bytes`. Strict: bare LF,
 // obs-fold, spaces before ':', control characters and HTTP versions other than 1.0/1.1 are errors.
+// A request target in absolute form ("http://host/path") becomes origin form and its authority the Host.
 Result<RequestHead> parse_request_head(std::string_view text, const HeadLimits& limits);
 Result<ResponseHead> parse_response_head(std::string_view text, const HeadLimits& limits);
 
-// Error where framing is ambiguous: both Content-Length and Transfer-Encoding, differing lengths, a
-// transfer coding other than chunked.
+// Error where framing is ambiguous: both Content-Length and Transfer-Encoding, more than one length, a
+// transfer coding other than chunked, or any in HTTP/1.0.
 Result<BodyFraming> request_framing(const RequestHead& head);
 Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view request_method);
 
@@ -81,6 +105,10 @@ bool keep_alive(const ResponseHead& head);
 // Headers that belong to one connection and must not be forwarded (RFC 9110 §7.6.1), the ones named
 // by `Connection` included.
 void remove_hop_by_hop(Headers& headers);
+
+// Appends "name: value CR LF". Control characters in either become spaces, so that a value made by
+// mistake from foreign text cannot add a header or end the head.
+void append_header_line(std::string& out, std::string_view name, std::string_view value);
 
 std::string_view reason_phrase(int status);
 bool equals_ignore_case(std::string_view a, std::string_view b);

@@ -2,7 +2,11 @@
 //
 // Each connection is one coroutine; each request runs the handler to its end before the next is read
 // (pipelined requests wait in the socket). While a handler runs the connection is watched: if the
-// peer closes it, the request's CancelToken fires.
+// peer closes it (also only its sending side), the request's CancelToken fires. Requests sent ahead
+// are taken from the socket up to 64 KiB for that; an end that TCP's flow control holds back behind
+// more than these and a full receive window shows only when a write fails.
+//
+// A handler that throws, does not answer, or calls out of order loses its own connection; it is logged.
 //
 // Thread-safety: confined to the io_context's thread, except stop() which may be called from any.
 #pragma once
@@ -24,6 +28,7 @@ struct ServerOptions {
   HeadLimits head;
   size_t body_bytes = 64 * 1024 * 1024;                // larger bodies: 413
   size_t connections = 16384;                          // more: 503 and close
+  bool reuse_port = false;                             // several servers, one per thread, share the port
   std::chrono::milliseconds head_timeout_ms{30'000};   // from the first byte of a head to its end
   std::chrono::milliseconds body_timeout_ms{120'000};  // for a whole request body
   std::chrono::milliseconds idle_timeout_ms{75'000};   // between requests

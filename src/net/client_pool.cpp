@@ -1,0 +1,129 @@
+#include "net/client_pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+namespace kindred::net {
+namespace {
+
+using asio::ip::tcp;
+using std::chrono::steady_clock;
+
+// A name being looked up. getaddrinfo cannot be interrupted, so the caller waits on a timer that the
+// answer ends early, and leaves the answer alone when it comes too late.
+struct Lookup {
+  explicit Lookup(const asio::any_io_executor& executor) : resolver(executor), done(executor) {}
+  tcp::resolver resolver;
+  asio::steady_timer done;
+  bool finished = false;
+  SystemError error;
+  std::vector<tcp::endpoint> endpoints;
+};
+
+Error cancelled_error(const Endpoint& endpoint) {
+  return Error{ErrorCode::kCancelled, fmt::format("the request to {} was cancelled", endpoint.text())};
+}
+
+Error connect_timeout(const Endpoint& endpoint) {
+  return Error{ErrorCode::kTimeout, fmt::format("{} did not accept a connection in time", endpoint.text())};
+}
+
+Task<Result<std::vector<tcp::endpoint>>> resolve(asio::any_io_executor executor, const Endpoint& endpoint,
+                                                 steady_clock::time_point deadline, CancelToken cancel) {
+  SystemError not_literal;
+  const asio::ip::address address = asio::ip::make_address(endpoint.host, not_literal);
+  if (!not_literal) co_return std::vector<tcp::endpoint>(1, tcp::endpoint(address, endpoint.port));
+
+  const auto lookup = std::make_shared<Lookup>(executor);
+  lookup->done.expires_at(deadline);
+  const auto registration = cancel.on_cancel([lookup] { lookup->done.cancel(); });
+  lookup->resolver.async_resolve(endpoint.host, std::to_string(endpoint.port), tcp::resolver::numeric_service,
+                                 [lookup](SystemError error, const tcp::resolver::results_type& results) {
+                                   lookup->finished = true;
+                                   lookup->error = error;
+                                   for (const auto& entry : results) lookup->endpoints.push_back(entry.endpoint());
+                                   lookup->done.cancel();
+                                 });
+  co_await lookup->done.async_wait(kNoThrow);
+  if (cancel.cancelled()) co_return cancelled_error(endpoint);
+  if (!lookup->finished) co_return connect_timeout(endpoint);
+  if (lookup->error || lookup->endpoints.empty()) {
+    co_return Error{ErrorCode::kUnavailable,
+                    fmt::format("the name {} cannot be resolved: {}", endpoint.host, lookup->error.message())};
+  }
+  co_return std::move(lookup->endpoints);
+}
+
+}  // namespace
+
+std::shared_ptr<Wire> ClientPool::take(const Endpoint& endpoint) {
+  const auto at = idle_.find(endpoint);
+  if (at == idle_.end()) return nullptr;
+  while (!at->second.empty()) {
+    std::shared_ptr<Wire> wire = std::move(at->second.back());
+    at->second.pop_back();
+    if (wire->peer_closed()) {
+      wire->close();
+      continue;
+    }
+    wire->clear_deadline();
+    return wire;
+  }
+  idle_.erase(at);
+  return nullptr;
+}
+
+void ClientPool::put_back(const Endpoint& endpoint, std::shared_ptr<Wire> wire) {
+  if (shut_down_ || options_.idle_per_endpoint == 0) return wire->close();
+  std::vector<std::shared_ptr<Wire>>& idle = idle_[endpoint];
+  if (idle.size() >= options_.idle_per_endpoint) {
+    // Those whose idle time is over have closed themselves; otherwise the oldest makes room.
+    std::erase_if(idle, [](const std::shared_ptr<Wire>& other) { return !other->is_open(); });
+    if (idle.size() >= options_.idle_per_endpoint) {
+      idle.front()->close();
+      idle.erase(idle.begin());
+    }
+  }
+  wire->expire_after(options_.idle_timeout_ms, Wire::Expiry::kClose);
+  idle.push_back(std::move(wire));
+}
+
+void ClientPool::shut_down() {
+  shut_down_ = true;
+  for (auto& [endpoint, idle] : idle_) {
+    for (const std::shared_ptr<Wire>& wire : idle) wire->close();
+  }
+  idle_.clear();
+}
+
+Task<Result<std::shared_ptr<Wire>>> ClientPool::connect(asio::any_io_executor executor, Endpoint endpoint,
+                                                        std::chrono::milliseconds timeout, CancelToken cancel) {
+  if (cancel.cancelled()) co_return cancelled_error(endpoint);
+  const auto deadline = steady_clock::now() + timeout;
+  auto endpoints = co_await resolve(executor, endpoint, deadline, cancel);
+  if (!endpoints) co_return std::move(endpoints).error();
+  SystemError error = asio::error::host_not_found;
+  for (const tcp::endpoint& address : *endpoints) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock::now());
+    if (left.count() <= 0) co_return connect_timeout(endpoint);
+    const auto wire = std::make_shared<Wire>(tcp::socket(executor));
+    const auto registration = cancel.on_cancel([wire] { wire->cancel(); });
+    wire->socket().open(address.protocol(), error);
+    if (error) continue;
+    wire->expire_after(left);
+    auto [connect_error] = co_await wire->socket().async_connect(address, kNoThrow);
+    error = connect_error;
+    if (wire->cancelled()) co_return cancelled_error(endpoint);
+    if (error && wire->expired()) co_return connect_timeout(endpoint);
+    if (error) continue;
+    wire->clear_deadline();
+    wire->set_options();
+    co_return wire;
+  }
+  co_return Error{ErrorCode::kUnavailable, fmt::format("cannot connect to {}: {}", endpoint.text(), error.message())};
+}
+
+}  // namespace kindred::net

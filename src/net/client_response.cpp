@@ -1,0 +1,175 @@
+#include "net/client_response.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kindred::net {
+
+PooledResponse::PooledResponse(std::weak_ptr<ClientPool> pool, Endpoint endpoint, std::shared_ptr<Wire> wire,
+                               CancelToken cancel, RequestDeadlines deadlines)
+    : pool_(std::move(pool)), endpoint_(std::move(endpoint)), wire_(std::move(wire)), deadlines_(deadlines) {
+  if (const auto owner = pool_.lock()) limits_ = owner->options().head;
+  cancel_ = cancel.on_cancel([target = wire_] { target->cancel(); });
+}
+
+PooledResponse::~PooledResponse() {
+  if (wire_) wire_->close();
+}
+
+Task<Status> PooledResponse::exchange(std::span<asio::const_buffer> request, std::string_view method) {
+  wire_->expire_after(deadlines_.head_ms);
+  const SystemError written = co_await wire_->write(request, std::nullopt);
+  // A peer may answer before it has read all of the request, and close: the answer is worth more than
+  // the fault, but the connection carries no other request.
+  if (written) reusable_ = false;
+  Status head = co_await read_head();
+  if (!head) co_return head;
+  co_return begin_body(method);
+}
+
+Task<Status> PooledResponse::read_head() {
+  HeadScanner scanner;
+  for (;;) {
+    const Result<bool> taken = take_head(scanner);
+    if (!taken) co_return taken.error();
+    if (*taken) co_return Status();
+    const SystemError error = co_await wire_->read(in_);
+    if (error) co_return head_failed(error);
+  }
+}
+
+Result<bool> PooledResponse::take_head(HeadScanner& scanner) {
+  for (;;) {
+    const HeadScanner::State state = scanner.scan(in_.data());
+    if (state == HeadScanner::State::kBareLf) return fail(ErrorCode::kCorrupt, "a line of the head ends in a bare LF");
+    if (state == HeadScanner::State::kMore) {
+      if (in_.size() > limits_.head_bytes) return fail(ErrorCode::kCorrupt, "the head is too large");
+      return false;
+    }
+    auto parsed = parse_response_head(in_.data().substr(0, scanner.size()), limits_);
+    if (!parsed) return fail(ErrorCode::kCorrupt, parsed.error().message);
+    in_.consume(scanner.size());
+    head_ = std::move(*parsed);
+    if (head_.status >= 200) return true;
+    if (head_.status == 101) return fail(ErrorCode::kCorrupt, "it switches to a protocol that was not asked for");
+    scanner = HeadScanner();  // an interim response; the final one follows
+  }
+}
+
+Status PooledResponse::begin_body(std::string_view method) {
+  const auto framing = response_framing(head_, method);
+  if (!framing) return fail(ErrorCode::kCorrupt, framing.error().message);
+  framing_ = *framing;
+  length_left_ = framing_.length_bytes;
+  phase_ = Phase::kBody;
+  wire_->clear_deadline();
+  const bool empty =
+      framing_.kind == BodyFraming::Kind::kNone || (framing_.kind == BodyFraming::Kind::kLength && length_left_ == 0);
+  if (empty) end_body();
+  return {};
+}
+
+Task<SystemError> PooledResponse::fill() {
+  in_.consume(given_);
+  given_ = 0;
+  wire_->expire_after(deadlines_.read_ms);
+  const SystemError error = co_await wire_->read(in_);
+  if (!error) wire_->clear_deadline();
+  co_return error;
+}
+
+Task<Result<std::string_view>> PooledResponse::read_some() {
+  in_.consume(given_);
+  given_ = 0;
+  for (;;) {
+    if (phase_ == Phase::kEnd) co_return std::string_view();
+    if (phase_ == Phase::kFailed) co_return failure_;
+    if (wire_->cancelled()) co_return body_failed(asio::error::operation_aborted);
+    Result<std::string_view> payload = take_payload();
+    if (!payload || !payload->empty()) co_return payload;
+    if (phase_ == Phase::kEnd) continue;
+    const SystemError error = co_await fill();
+    if (error == asio::error::eof && framing_.kind == BodyFraming::Kind::kUntilClose) {
+      end_body();
+    } else if (error) {
+      co_return body_failed(error);
+    }
+  }
+}
+
+Result<std::string_view> PooledResponse::take_payload() {
+  size_t payload_bytes = in_.size();
+  given_ = payload_bytes;
+  bool end = false;
+  if (framing_.kind == BodyFraming::Kind::kLength) {
+    given_ = payload_bytes = static_cast<size_t>(std::min<uint64_t>(length_left_, in_.size()));
+    length_left_ -= payload_bytes;
+    end = length_left_ == 0;
+  } else if (chunked()) {
+    const ChunkTracker::Decoded decoded = tracker_.decode_in_place(in_.mutable_data());
+    if (tracker_.failed()) return fail(ErrorCode::kCorrupt, "a chunk of the body is malformed");
+    payload_bytes = decoded.payload_bytes;
+    given_ = decoded.consumed;
+    end = tracker_.done();
+  }
+  const std::string_view payload = in_.data().substr(0, payload_bytes);
+  if (end) end_body();
+  return payload;
+}
+
+Task<Result<ClientResponse::Framed>> PooledResponse::read_framed() {
+  KINDRED_CHECK(chunked());
+  in_.consume(given_);
+  given_ = 0;
+  for (;;) {
+    if (phase_ == Phase::kEnd) co_return Framed{{}, false, true};
+    if (phase_ == Phase::kFailed) co_return failure_;
+    if (wire_->cancelled()) co_return body_failed(asio::error::operation_aborted);
+    if (!in_.empty()) {
+      given_ = tracker_.track(in_.data());
+      if (tracker_.failed()) co_return fail(ErrorCode::kCorrupt, "a chunk of the body is malformed");
+      const Framed framed{in_.data().substr(0, given_), tracker_.at_border(), tracker_.done()};
+      if (framed.end) end_body();
+      co_return framed;
+    }
+    const SystemError error = co_await fill();
+    if (error) co_return body_failed(error);
+  }
+}
+
+// Where the body is complete: the connection goes back, and may be another request's from here on.
+void PooledResponse::end_body() {
+  phase_ = Phase::kEnd;
+  cancel_ = CancelToken::Registration();
+  const std::shared_ptr<Wire> wire = std::move(wire_);
+  const auto pool = pool_.lock();
+  const bool unasked_bytes = in_.size() > given_;
+  const bool keep = pool && reusable_ && !unasked_bytes && keep_alive(head_) && !wire->cancelled() &&
+                    framing_.kind != BodyFraming::Kind::kUntilClose;
+  if (keep) return pool->put_back(endpoint_, wire);
+  wire->close();
+}
+
+Error PooledResponse::fail(ErrorCode code, std::string_view what) {
+  failure_ = Error{code, fmt::format("response of {}: {}", endpoint_.text(), what)};
+  phase_ = Phase::kFailed;
+  wire_->close();
+  return failure_;
+}
+
+Error PooledResponse::head_failed(SystemError error) {
+  if (wire_->cancelled()) return fail(ErrorCode::kCancelled, "the request was cancelled");
+  if (wire_->expired()) return fail(ErrorCode::kTimeout, "no head arrived in time");
+  stale_ = in_.empty() && head_.status == 0;
+  return fail(ErrorCode::kUnavailable,
+              fmt::format("the connection was closed before the head was complete ({})", error.message()));
+}
+
+Error PooledResponse::body_failed(SystemError error) {
+  if (wire_->cancelled()) return fail(ErrorCode::kCancelled, "the request was cancelled");
+  if (wire_->expired()) return fail(ErrorCode::kTimeout, "the body stalled");
+  return fail(ErrorCode::kIo, fmt::format("the connection was closed inside the body ({})", error.message()));
+}
+
+}  // namespace kindred::net

@@ -1,0 +1,141 @@
+#include "net/http_client.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/steady_timer.hpp>
+
+#include "net/client_pool.h"
+#include "net/client_response.h"
+
+namespace kindred::net {
+namespace {
+
+std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size_t body_bytes) {
+  std::string text;
+  text.reserve(256);
+  // The request line is made of what a parser has accepted or our own code wrote; a target with a
+  // space or a line end in it must still not become another request.
+  text += head.method;
+  text += ' ';
+  for (const char c : head.target) text += static_cast<unsigned char>(c) <= ' ' || c == 0x7f ? '_' : c;
+  text += " HTTP/1.1\r\n";
+  append_header_line(text, "Host", endpoint.text());
+  for (const Header& header : head.headers) {
+    const std::string_view name = header.name;
+    if (equals_ignore_case(name, "Host") || equals_ignore_case(name, "Content-Length") ||
+        equals_ignore_case(name, "Transfer-Encoding") || equals_ignore_case(name, "Connection")) {
+      continue;
+    }
+    append_header_line(text, name, header.value);
+  }
+  if (body_bytes > 0 || (head.method != "GET" && head.method != "HEAD")) {
+    fmt::format_to(std::back_inserter(text), "Content-Length: {}\r\n", body_bytes);
+  }
+  text += "Connection: keep-alive\r\n\r\n";
+  return text;
+}
+
+// The pieces of a request, for one gathered write.
+std::vector<asio::const_buffer> gather(std::string_view head, std::span<const std::string_view> body) {
+  std::vector<asio::const_buffer> buffers;
+  buffers.reserve(body.size() + 1);
+  buffers.push_back(asio::buffer(head));
+  for (const std::string_view part : body) buffers.push_back(asio::buffer(part));
+  return buffers;
+}
+
+}  // namespace
+
+struct HttpClient::Impl : ClientPool {
+  using ClientPool::ClientPool;
+};
+
+HttpClient::HttpClient(asio::any_io_executor executor, ClientOptions options)
+    : impl_(std::make_shared<Impl>(std::move(executor), options)) {}
+
+HttpClient::~HttpClient() { impl_->shut_down(); }
+
+Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& endpoint, RequestHead head,
+                                                               std::span<const std::string_view> body,
+                                                               CancelToken cancel, RequestDeadlines deadlines) {
+  const std::shared_ptr<Impl> pool = impl_;
+  const Endpoint to = endpoint;
+  size_t body_bytes = 0;
+  for (const std::string_view part : body) body_bytes += part.size();
+  const std::string head_text = compose_head(to, head, body_bytes);
+  bool may_reuse = true;
+  for (;;) {
+    if (cancel.cancelled()) {
+      co_return Error{ErrorCode::kCancelled, fmt::format("the request to {} was cancelled", to.text())};
+    }
+    std::shared_ptr<Wire> wire;
+    if (may_reuse) wire = pool->take(to);
+    const bool reused = wire != nullptr;
+    if (!reused) {
+      auto connected = co_await ClientPool::connect(pool->executor(), to, pool->options().connect_timeout_ms, cancel);
+      if (!connected) co_return std::move(connected).error();
+      wire = std::move(*connected);
+    }
+    auto response = std::make_unique<PooledResponse>(pool, to, std::move(wire), cancel, deadlines);
+    std::vector<asio::const_buffer> buffers = gather(head_text, body);
+    const Status exchanged = co_await response->exchange(buffers, head.method);
+    if (exchanged) co_return std::unique_ptr<ClientResponse>(std::move(response));
+    // The peer may close an idle connection at any time, also just as a request is on its way to it.
+    if (!reused || !response->stale()) co_return exchanged.error();
+    may_reuse = false;
+  }
+}
+
+Task<Result<std::string>> HttpClient::get(const Endpoint& endpoint, std::string target, size_t limit_bytes,
+                                          std::chrono::milliseconds timeout_ms, CancelToken cancel) {
+  const Endpoint to = endpoint;
+  // One deadline over connect, head and body, by way of a cancellation of its own.
+  CancelSource source;
+  const auto registration = cancel.on_cancel([&source] { source.cancel(); });
+  const auto expired = std::make_shared<bool>(false);
+  asio::steady_timer timer(impl_->executor(), timeout_ms);
+  timer.async_wait([source, expired](SystemError error) mutable {
+    if (error) return;
+    *expired = true;
+    source.cancel();
+  });
+
+  RequestHead head;
+  head.method = "GET";
+  head.target = std::move(target);
+  Error error;
+  auto response = co_await send(to, std::move(head), {}, source.token(), RequestDeadlines{timeout_ms, timeout_ms});
+  if (response) {
+    const int status = (*response)->head().status;
+    auto body = co_await (*response)->read_all(limit_bytes);
+    if (body && status == 200) co_return body;
+    error = body ? Error{status == 404 ? ErrorCode::kNotFound : ErrorCode::kUnavailable,
+                         fmt::format("{} answered with status {}", to.text(), status)}
+                 : std::move(body).error();
+  } else {
+    error = std::move(response).error();
+  }
+  if (*expired && !cancel.cancelled()) {
+    error = Error{ErrorCode::kTimeout, fmt::format("{} did not answer within {} ms", to.text(), timeout_ms.count())};
+  }
+  co_return error;
+}
+
+Task<Result<std::string>> ClientResponse::read_all(size_t limit_bytes) {
+  std::string body;
+  if (const std::string* length = head().headers.find("Content-Length"); length != nullptr && length->size() < 10) {
+    body.reserve(std::min<size_t>(limit_bytes, std::strtoul(length->c_str(), nullptr, 10)));
+  }
+  for (;;) {
+    auto piece = co_await read_some();
+    if (!piece) co_return std::move(piece).error();
+    if (piece->empty()) co_return body;
+    if (piece->size() > limit_bytes - body.size()) {
+      co_return Error{ErrorCode::kTooLarge, fmt::format("the response is larger than {} bytes", limit_bytes)};
+    }
+    body += *piece;
+  }
+}
+
+}  // namespace kindred::net

@@ -1,0 +1,244 @@
+#include "net/http_message.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "net/ascii.h"
+
+namespace kindred::net {
+namespace {
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
+
+// Calls `visit` for each element of all comma-separated lists under `name`.
+template <class Visit>
+void for_each_token(const Headers& headers, std::string_view name, Visit&& visit) {
+  for (const Header& header : headers) {
+    if (!equals_ignore_case(header.name, name)) continue;
+    std::string_view rest = header.value;
+    while (!rest.empty()) {
+      const size_t comma = std::min(rest.find(','), rest.size());
+      const std::string_view token = trim(rest.substr(0, comma));
+      if (!token.empty()) visit(token);
+      rest.remove_prefix(std::min(comma + 1, rest.size()));
+    }
+  }
+}
+
+bool has_token(const Headers& headers, std::string_view name, std::string_view wanted) {
+  bool found = false;
+  for_each_token(headers, name, [&](std::string_view token) { found = found || equals_ignore_case(token, wanted); });
+  return found;
+}
+
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size()) {
+      const int high = hex_value(text[i + 1]);
+      const int low = hex_value(text[i + 2]);
+      if (high >= 0 && low >= 0) {
+        out += static_cast<char>(high * 16 + low);
+        i += 2;
+        continue;
+      }
+    }
+    out += text[i];
+  }
+  return out;
+}
+
+// The framing that the length headers give, or nothing where there are none.
+Result<std::optional<BodyFraming>> declared_framing(const Headers& headers, int minor_version) {
+  const size_t codings = headers.count("Transfer-Encoding");
+  const size_t lengths = headers.count("Content-Length");
+  if (codings > 0 && lengths > 0) return invalid("both Content-Length and Transfer-Encoding are given");
+  if (codings > 0) {
+    if (minor_version == 0) return invalid("Transfer-Encoding is not part of HTTP/1.0");
+    const std::string& coding = *headers.find("Transfer-Encoding");
+    if (codings > 1 || !equals_ignore_case(coding, "chunked")) {
+      return invalid("the only transfer coding accepted is \"chunked\", once", std::string(kFieldTransferEncoding));
+    }
+    return std::optional(BodyFraming{BodyFraming::Kind::kChunked, 0});
+  }
+  if (lengths == 0) return std::optional<BodyFraming>();
+  if (lengths > 1) return invalid("more than one Content-Length is given");
+  const std::string& text = *headers.find("Content-Length");
+  uint64_t length = 0;
+  // from_chars takes neither sign nor white space for an unsigned number, and reports overflow.
+  const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), length);
+  if (fault != std::errc() || end != text.data() + text.size()) return invalid("Content-Length is not a number");
+  return std::optional(BodyFraming{BodyFraming::Kind::kLength, length});
+}
+
+bool stays_open(const Headers& headers, int minor_version) {
+  if (has_token(headers, "Connection", "close")) return false;
+  return minor_version >= 1 || has_token(headers, "Connection", "keep-alive");
+}
+
+}  // namespace
+
+bool equals_ignore_case(std::string_view a, std::string_view b) {
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) { return x == y || lower(x) == lower(y); });
+}
+
+void Headers::add(std::string_view name, std::string_view value) {
+  entries_.push_back(Header{std::string(name), std::string(value)});
+}
+
+void Headers::set(std::string_view name, std::string_view value) {
+  // By value first: `value` may point into the entry that is about to go.
+  Header header{std::string(name), std::string(value)};
+  erase(header.name);
+  entries_.push_back(std::move(header));
+}
+
+void Headers::erase(std::string_view name) {
+  const std::string wanted(name);
+  std::erase_if(entries_, [&](const Header& header) { return equals_ignore_case(header.name, wanted); });
+}
+
+const std::string* Headers::find(std::string_view name) const {
+  for (const Header& header : entries_) {
+    if (equals_ignore_case(header.name, name)) return &header.value;
+  }
+  return nullptr;
+}
+
+size_t Headers::count(std::string_view name) const {
+  return static_cast<size_t>(std::count_if(
+      entries_.begin(), entries_.end(), [&](const Header& header) { return equals_ignore_case(header.name, name); }));
+}
+
+std::string_view RequestHead::path() const { return std::string_view(target).substr(0, target.find('?')); }
+
+std::string_view RequestHead::query() const {
+  const size_t mark = target.find('?');
+  return mark == std::string::npos ? std::string_view() : std::string_view(target).substr(mark + 1);
+}
+
+std::optional<std::string> RequestHead::query_value(std::string_view name) const {
+  std::string_view rest = query();
+  while (!rest.empty()) {
+    const std::string_view pair = rest.substr(0, rest.find('&'));
+    const size_t equals = std::min(pair.find('='), pair.size());
+    if (percent_decoded(pair.substr(0, equals)) == name) {
+      return percent_decoded(pair.substr(std::min(equals + 1, pair.size())));
+    }
+    rest.remove_prefix(std::min(pair.size() + 1, rest.size()));
+  }
+  return std::nullopt;
+}
+
+Result<BodyFraming> request_framing(const RequestHead& head) {
+  auto declared = declared_framing(head.headers, head.minor_version);
+  if (!declared) return std::move(declared).error();
+  return declared->value_or(BodyFraming{});
+}
+
+Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view request_method) {
+  auto declared = declared_framing(head.headers, head.minor_version);
+  if (!declared) return std::move(declared).error();
+  if (request_method == "HEAD" || head.status < 200 || head.status == 204 || head.status == 304) return BodyFraming{};
+  return declared->value_or(BodyFraming{BodyFraming::Kind::kUntilClose, 0});
+}
+
+bool keep_alive(const RequestHead& head) { return stays_open(head.headers, head.minor_version); }
+bool keep_alive(const ResponseHead& head) { return stays_open(head.headers, head.minor_version); }
+
+void remove_hop_by_hop(Headers& headers) {
+  std::vector<std::string> named;
+  for_each_token(headers, "Connection", [&](std::string_view token) { named.emplace_back(token); });
+  for (const std::string& name : named) headers.erase(name);
+  for (const std::string_view name : {"Connection", "Proxy-Connection", "Keep-Alive", "TE", "Trailer",
+                                      "Transfer-Encoding", "Upgrade", "Proxy-Authenticate", "Proxy-Authorization"}) {
+    headers.erase(name);
+  }
+}
+
+void append_header_line(std::string& out, std::string_view name, std::string_view value) {
+  const size_t from = out.size();
+  out += name;
+  out += ": ";
+  out += value;
+  for (size_t i = from; i < out.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(out[i]);
+    if ((byte < 0x20 && byte != '\t') || byte == 0x7f) out[i] = ' ';
+  }
+  out += "\r\n";
+}
+
+std::string_view reason_phrase(int status) {
+  switch (status) {
+    case 100: return "Continue";
+    case 200: return "OK";
+    case 201: return "Created";
+    case 202: return "Accepted";
+    case 204: return "No Content";
+    case 206: return "Partial Content";
+    case 301: return "Moved Permanently";
+    case 302: return "Found";
+    case 303: return "See Other";
+    case 304: return "Not Modified";
+    case 307: return "Temporary Redirect";
+    case 308: return "Permanent Redirect";
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 403: return "Forbidden";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 408: return "Request Timeout";
+    case 409: return "Conflict";
+    case 410: return "Gone";
+    case 413: return "Content Too Large";
+    case 415: return "Unsupported Media Type";
+    case 417: return "Expectation Failed";
+    case 422: return "Unprocessable Content";
+    case 429: return "Too Many Requests";
+    case 431: return "Request Header Fields Too Large";
+    case 500: return "Internal Server Error";
+    case 501: return "Not Implemented";
+    case 502: return "Bad Gateway";
+    case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
+    case 505: return "HTTP Version Not Supported";
+    default: return "Status";
+  }
+}
+
+std::string Endpoint::text() const {
+  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
+}
+
+Result<Endpoint> parse_endpoint(std::string_view url) {
+  const auto wrong = [&](std::string_view why) {
+    return invalid(fmt::format("\"{}\" is not an endpoint: {}; expected http://host:port", url, why));
+  };
+  std::string_view rest = url;
+  if (rest.starts_with("https://")) return wrong("TLS is not supported");
+  if (rest.starts_with("http://")) rest.remove_prefix(7);
+  if (rest.ends_with('/')) rest.remove_suffix(1);
+  const size_t colon = rest.rfind(':');
+  if (colon == std::string_view::npos) return wrong("the port is missing");
+  std::string_view host = rest.substr(0, colon);
+  const std::string_view port = rest.substr(colon + 1);
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string_view::npos) {
+    return wrong("an IPv6 address stands in brackets");
+  }
+  if (host.empty()) return wrong("the host is missing");
+  if (host.find_first_of("/?#@[] \t\r\n") != std::string_view::npos) return wrong("the host has a wrong character");
+  uint16_t number = 0;
+  const auto [end, fault] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (fault != std::errc() || end != port.data() + port.size() || number == 0) {
+    return wrong("the port is not a number from 1 to 65535");
+  }
+  return Endpoint{std::string(host), number};
+}
+
+}  // namespace kindred::net

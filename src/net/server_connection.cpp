@@ -1,0 +1,432 @@
+#include "net/server_connection.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <array>
+
+#include "base/bytes.h"
+#include "net/chunked.h"
+
+namespace kindred::net {
+namespace {
+
+// A peer may send requests ahead; what is taken out of the socket for them while one is handled.
+constexpr size_t kPipelineBytes = 64 * 1024;
+constexpr std::chrono::milliseconds kHangUpPoll{250};
+// After an answer that ends the connection early, what still arrives is read for this long: closing
+// over unread bytes sends a reset, which can destroy the answer on its way.
+constexpr std::chrono::milliseconds kLinger{2'000};
+constexpr int kEmptyLinesBefore = 2;  // RFC 9112 §2.2: some clients send one behind a body
+constexpr size_t kFirstBodyBytes = 1024 * 1024;
+
+std::string error_body(int status, std::string_view code, std::string_view message) {
+  return fmt::format(R"({{"error":{{"message":{},"type":"{}","param":null,"code":"{}"}}}})", json_string(message),
+                     status >= 500 ? "server_error" : "invalid_request_error", code);
+}
+
+Headers json_headers() {
+  Headers headers;
+  headers.add("Content-Type", "application/json");
+  return headers;
+}
+
+}  // namespace
+
+ServerConnection::ServerConnection(std::shared_ptr<ServerContext> context, asio::ip::tcp::socket socket)
+    : context_(std::move(context)), wire_(std::make_shared<Wire>(std::move(socket))) {
+  wire_->set_options();
+  SystemError error;
+  const auto remote = wire_->socket().remote_endpoint(error);
+  if (!error) peer_ = to_text(remote);
+}
+
+Task<void> ServerConnection::run() {
+  for (bool more = true; more;) more = co_await exchange();
+  wire_->close();
+}
+
+Task<bool> ServerConnection::exchange() {
+  Request request;
+  request.peer = peer_;
+  begin_response(request.head);  // what a refusal assumes about a head that cannot be read
+  Got got = co_await read_head(request.head);
+  if (got == Got::kAll) {
+    begin_response(request.head);
+    got = co_await read_body(request);
+  }
+  wire_->clear_deadline();
+  if (got == Got::kClosed) co_return false;
+  if (got == Got::kRefused) {
+    co_await send_refusal();
+    co_return false;
+  }
+  co_return co_await handle(request);
+}
+
+ServerConnection::Got ServerConnection::refuse(int status, std::string_view code, std::string message) {
+  refusal_ = Refusal{status, code, std::move(message)};
+  return Got::kRefused;
+}
+
+ServerConnection::Got ServerConnection::refuse(const Error& error) {
+  if (error.code == ErrorCode::kTooLarge) return refuse(431, "head_too_large", error.message);
+  if (error.field == kFieldVersion) return refuse(505, "http_version", error.message);
+  if (error.field == kFieldMethod || error.field == kFieldTransferEncoding) {
+    return refuse(501, "not_implemented", error.message);
+  }
+  return refuse(400, "bad_request", error.message);
+}
+
+ServerConnection::Got ServerConnection::read_failed(std::string_view what) {
+  if (!wire_->expired()) return Got::kClosed;
+  return refuse(408, "request_timeout", fmt::format("the request's {} did not arrive in time", what));
+}
+
+Task<ServerConnection::Got> ServerConnection::read_head(RequestHead& head) {
+  HeadScanner scanner;
+  int empty_lines = 0;
+  bool begun = false;
+  wire_->expire_after(context_->options.idle_timeout_ms);
+  for (;;) {
+    while (empty_lines < kEmptyLinesBefore && in_.data().starts_with("\r\n")) {
+      in_.consume(2);
+      scanner = HeadScanner();
+      ++empty_lines;
+    }
+    if (!in_.empty()) {
+      if (!begun) wire_->expire_after(context_->options.head_timeout_ms);
+      begun = true;
+      const HeadScanner::State state = scanner.scan(in_.data());
+      if (state == HeadScanner::State::kBareLf)
+        co_return refuse(400, "bad_request", "a line of the head ends in a bare LF");
+      if (state == HeadScanner::State::kComplete) co_return take_head(scanner.size(), head);
+      if (in_.size() > context_->options.head.head_bytes) co_return take_head(in_.size(), head);
+    }
+    if (context_->stopping && !begun) co_return Got::kClosed;
+    idle_ = !begun;
+    const SystemError error = co_await wire_->read(in_);
+    idle_ = false;
+    if (error) co_return begun ? read_failed("head") : Got::kClosed;
+  }
+}
+
+ServerConnection::Got ServerConnection::take_head(size_t bytes, RequestHead& head) {
+  auto parsed = parse_request_head(in_.data().substr(0, bytes), context_->options.head);
+  if (!parsed) return refuse(parsed.error());
+  in_.consume(bytes);
+  head = std::move(*parsed);
+  return Got::kAll;
+}
+
+Task<ServerConnection::Got> ServerConnection::read_body(Request& request) {
+  const auto framing = request_framing(request.head);
+  if (!framing) co_return refuse(framing.error());
+  const std::string* expect = request.head.headers.find("Expect");
+  const bool expects_continue = expect != nullptr && equals_ignore_case(*expect, "100-continue");
+  if (expect != nullptr && !expects_continue) {
+    co_return refuse(417, "expectation_failed", "the only expectation accepted is \"100-continue\"");
+  }
+  if (framing->kind == BodyFraming::Kind::kNone) {
+    request.body.reserve(kBodyPadding);
+    co_return Got::kAll;
+  }
+  const size_t limit = context_->options.body_bytes;
+  if (framing->kind == BodyFraming::Kind::kLength && framing->length_bytes > limit) {
+    co_return refuse(413, "body_too_large", fmt::format("the body is larger than {} bytes", limit));
+  }
+  wire_->expire_after(context_->options.body_timeout_ms);
+  if (expects_continue && minor_version_ >= 1 && in_.empty()) {
+    std::array<asio::const_buffer, 1> interim = {asio::buffer(std::string_view("HTTP/1.1 100 Continue\r\n\r\n"))};
+    const SystemError error = co_await wire_->write(interim, std::nullopt);
+    if (error) co_return Got::kClosed;
+  }
+  Got got = Got::kClosed;
+  if (framing->kind == BodyFraming::Kind::kLength) {
+    got = co_await read_sized(request.body, static_cast<size_t>(framing->length_bytes));
+  } else {
+    got = co_await read_chunked(request.body);
+  }
+  request.body.reserve(request.body.size() + kBodyPadding);
+  co_return got;
+}
+
+Task<ServerConnection::Got> ServerConnection::read_sized(std::string& body, size_t length) {
+  body.reserve(std::min(length, kFirstBodyBytes) + kBodyPadding);
+  size_t filled = std::min(length, in_.size());
+  body.assign(in_.data().substr(0, filled));
+  in_.consume(filled);
+  while (filled < length) {
+    if (filled == body.size()) {
+      // Memory follows the bytes that came, not the length that was claimed.
+      const size_t target = std::min(length, std::max(kFirstBodyBytes, 2 * filled));
+      body.reserve(target + kBodyPadding);
+      body.resize(target);
+    }
+    size_t count = 0;
+    const SystemError error = co_await wire_->read(std::span(body).subspan(filled), count);
+    if (error) co_return read_failed("body");
+    filled += count;
+  }
+  co_return Got::kAll;
+}
+
+Task<ServerConnection::Got> ServerConnection::read_chunked(std::string& body) {
+  ChunkTracker tracker;
+  for (;;) {
+    const ChunkTracker::Decoded decoded = tracker.decode_in_place(in_.mutable_data());
+    if (tracker.failed()) co_return refuse(400, "bad_request", "the chunked body is malformed");
+    if (decoded.payload_bytes > context_->options.body_bytes - body.size()) {
+      co_return refuse(413, "body_too_large",
+                       fmt::format("the body is larger than {} bytes", context_->options.body_bytes));
+    }
+    body.append(in_.data().substr(0, decoded.payload_bytes));
+    in_.consume(decoded.consumed);
+    if (tracker.done()) co_return Got::kAll;
+    const SystemError error = co_await wire_->read(in_);
+    if (error) co_return read_failed("body");
+  }
+}
+
+Task<void> ServerConnection::send_refusal() {
+  keep_open_ = false;
+  const std::string body = error_body(refusal_.status, refusal_.code, refusal_.message);
+  const bool sent = co_await send(refusal_.status, json_headers(), body);
+  if (sent) co_await linger();
+}
+
+Task<void> ServerConnection::turn_away() {
+  refuse(503, "too_many_connections", "the server has no room for another connection");
+  co_await send_refusal();
+  wire_->close();
+}
+
+Task<void> ServerConnection::linger() {
+  SystemError error;
+  wire_->socket().shutdown(asio::ip::tcp::socket::shutdown_send, error);
+  wire_->expire_after(kLinger);
+  while (!error) {
+    in_.consume(in_.size());
+    error = co_await wire_->read(in_);
+  }
+}
+
+Task<bool> ServerConnection::handle(Request& request) {
+  source_.emplace();
+  request.cancel = source_->token();
+  watch();
+  bool threw = false;
+  try {
+    co_await context_->handler(request, *this);
+  } catch (const std::exception& fault) {
+    threw = true;
+    context_->log.error("the handler of {} {} failed: {}", request.head.method, request.head.path(), fault.what());
+  } catch (...) {
+    threw = true;
+    context_->log.error("the handler of {} {} failed", request.head.method, request.head.path());
+  }
+  source_.reset();
+  if (hang_up_timer_) hang_up_timer_->cancel();
+  if (!started_ && usable()) {
+    if (!threw) context_->log.error("the handler of {} {} did not answer", request.head.method, request.head.path());
+    keep_open_ = false;
+    const std::string body = error_body(500, "internal_error", "the server failed to answer this request");
+    co_await send(500, json_headers(), body);
+  }
+  if (!finished_) abort();
+  if (!usable()) co_return false;
+  if (!keep_open_ && !in_.empty()) co_await linger();
+  co_return keep_open_;
+}
+
+bool ServerConnection::idle() const {
+  SystemError error;
+  return idle_ && wire_->socket().available(error) == 0;
+}
+
+void ServerConnection::cancel() {
+  peer_gone_ = true;
+  if (source_) source_->cancel();
+  wire_->close();
+}
+
+// ---- The watch: a handler may run for minutes without writing, and must hear that its peer left.
+
+void ServerConnection::watch() {
+  // A wait left over from the request before serves for this one too; none is taken back when a
+  // request ends, which spares a system call.
+  if (watch_armed_) return;
+  watch_armed_ = true;
+  wire_->socket().async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](SystemError error) {
+    self->watch_armed_ = false;
+    // An exception must not leave a callback: it would end the thread's loop and all connections.
+    try {
+      self->on_readable(error);
+    } catch (const std::exception& fault) {
+      self->context_->log.error("a connection was aborted: {}", fault.what());
+      self->abort();
+    }
+  });
+}
+
+void ServerConnection::on_readable(SystemError error) {
+  if (!source_ || error == asio::error::operation_aborted) return;
+  if (error) return peer_gone();
+  // Pipelined bytes are taken out of the socket: behind them an end would go unnoticed, and the wait
+  // would be over at once each time.
+  if (in_.size() >= kPipelineBytes) return poll_hang_up();
+  const std::span<char> room = in_.prepare();
+  const size_t count = wire_->socket().read_some(asio::buffer(room.data(), room.size()), error);
+  in_.commit(count);
+  if (error && error != asio::error::would_block && error != asio::error::interrupted) return peer_gone();
+  watch();
+}
+
+void ServerConnection::poll_hang_up() {
+  pollfd entry{wire_->socket().native_handle(), POLLRDHUP, 0};
+  if (::poll(&entry, 1, 0) > 0) return peer_gone();
+  if (!hang_up_timer_) hang_up_timer_.emplace(wire_->socket().get_executor());
+  hang_up_timer_->expires_after(kHangUpPoll);
+  hang_up_timer_->async_wait([self = shared_from_this()](SystemError error) {
+    if (!error && self->source_ && self->wire_->is_open()) self->poll_hang_up();
+  });
+}
+
+void ServerConnection::peer_gone() {
+  peer_gone_ = true;
+  if (source_) source_->cancel();
+}
+
+// ---- The response.
+
+void ServerConnection::begin_response(const RequestHead& head) {
+  minor_version_ = head.minor_version;
+  head_request_ = head.method == "HEAD";
+  body_allowed_ = !head_request_;
+  keep_open_ = keep_alive(head);
+  started_ = finished_ = false;
+}
+
+// With `body_bytes` a whole response, without a streamed one.
+void ServerConnection::compose_head(int status, Headers& headers, std::optional<size_t> body_bytes) {
+  started_ = true;
+  const bool bodiless = status < 200 || status == 204 || status == 304;
+  if (bodiless) body_allowed_ = false;
+  const std::string* connection = headers.find("Connection");
+  if (context_->stopping || (connection != nullptr && equals_ignore_case(*connection, "close"))) keep_open_ = false;
+  const bool close_framed = !body_bytes && body_allowed_ && !chunked();
+  if (close_framed) keep_open_ = false;
+  headers.erase("Connection");
+  headers.erase("Content-Length");
+  headers.erase("Transfer-Encoding");
+
+  head_.clear();
+  fmt::format_to(std::back_inserter(head_), "HTTP/1.1 {} {}\r\n", status, reason_phrase(status));
+  for (const Header& header : headers) append_header_line(head_, header.name, header.value);
+  if (!bodiless) {
+    if (body_bytes) {
+      fmt::format_to(std::back_inserter(head_), "Content-Length: {}\r\n", *body_bytes);
+    } else if (chunked()) {
+      head_ += "Transfer-Encoding: chunked\r\n";
+    }
+  }
+  if (!keep_open_) {
+    head_ += "Connection: close\r\n";
+  } else if (minor_version_ == 0) {
+    head_ += "Connection: keep-alive\r\n";
+  }
+  head_ += "\r\n";
+}
+
+void ServerConnection::write_failed() {
+  failed_ = true;
+  if (source_) source_->cancel();
+}
+
+// True once there is no more to do, as all is written or the connection failed.
+bool ServerConnection::put_now(std::span<asio::const_buffer>& buffers) {
+  if (!usable()) return true;
+  const SystemError error = write_now(wire_->socket(), buffers);
+  if (error == asio::error::would_block) return false;
+  if (error) write_failed();
+  return true;
+}
+
+Task<bool> ServerConnection::put(std::span<asio::const_buffer> buffers) {
+  if (!put_now(buffers)) {
+    const SystemError error = co_await wire_->write(buffers, context_->options.write_timeout_ms);
+    if (error) write_failed();
+  }
+  co_return usable();
+}
+
+// A handler that calls out of order is a bug, but takes no more than its own connection down.
+bool ServerConnection::in_order(bool condition, std::string_view call) {
+  if (condition) return true;
+  context_->log.error("a handler called {}() out of order", call);
+  abort();
+  return false;
+}
+
+Task<bool> ServerConnection::send(int status, Headers headers, std::string_view body) {
+  if (!in_order(!started_, "send")) co_return false;
+  compose_head(status, headers, body.size());
+  finished_ = true;
+  std::array<asio::const_buffer, 2> parts = {asio::buffer(head_), asio::buffer(body_allowed_ ? body : "")};
+  co_return co_await put(parts);
+}
+
+Task<bool> ServerConnection::start(int status, Headers headers) {
+  if (!in_order(!started_, "start")) co_return false;
+  in_.release_if_empty();  // a stream may last for minutes, with thousands beside it
+  compose_head(status, headers, std::nullopt);
+  std::array<asio::const_buffer, 1> parts = {asio::buffer(head_)};
+  co_return co_await put(parts);
+}
+
+Task<bool> ServerConnection::write(std::string_view bytes) {
+  if (!in_order(started_ && !finished_, "write")) co_return false;
+  // An empty chunk would end the body.
+  if (bytes.empty() || !body_allowed_) co_return usable();
+  std::array<char, 20> size_line;
+  const auto end = fmt::format_to(size_line.data(), "{:x}\r\n", bytes.size());
+  const std::string_view before = chunked() ? std::string_view(size_line.data(), end) : "";
+  const std::string_view after = chunked() ? "\r\n" : "";
+  std::array<asio::const_buffer, 3> parts = {asio::buffer(before), asio::buffer(bytes), asio::buffer(after)};
+  std::span<asio::const_buffer> left = parts;
+  // Nearly always the socket takes it all at once, without one more coroutine.
+  if (put_now(left)) co_return usable();
+  co_return co_await put(left);
+}
+
+Task<bool> ServerConnection::write_framed(std::string_view bytes) {
+  if (!in_order(started_ && !finished_ && chunked(), "write_framed")) co_return false;
+  if (!body_allowed_) co_return usable();
+  std::array<asio::const_buffer, 1> parts = {asio::buffer(bytes)};
+  std::span<asio::const_buffer> left = parts;
+  if (put_now(left)) co_return usable();
+  co_return co_await put(left);
+}
+
+Task<bool> ServerConnection::finish() {
+  if (!in_order(started_ && !finished_, "finish")) co_return false;
+  finished_ = true;
+  if (!body_allowed_ || !chunked()) co_return usable();
+  std::array<asio::const_buffer, 1> parts = {asio::buffer(std::string_view("0\r\n\r\n"))};
+  co_return co_await put(parts);
+}
+
+Task<bool> ServerConnection::finish_framed() {
+  if (!in_order(started_ && !finished_ && chunked(), "finish_framed")) co_return false;
+  finished_ = true;
+  co_return usable();
+}
+
+void ServerConnection::abort() {
+  failed_ = true;
+  // Where the body ends with the connection, an orderly close would look like the whole of it.
+  if (started_ && !finished_ && body_allowed_ && !chunked()) return wire_->reset();
+  wire_->close();
+}
+
+}  // namespace kindred::net

@@ -1,0 +1,85 @@
+// A TCP connection with a deadline: what server and client have in common.
+//
+// Owned by shared_ptr; its timer holds only a weak one. Confined to its executor's thread. Nothing
+// here throws, but for lack of memory.
+#pragma once
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "net/read_buffer.h"
+#include "net/task.h"
+
+namespace kindred::net {
+
+using SystemError = boost::system::error_code;
+
+class Wire final : public std::enable_shared_from_this<Wire> {
+ public:
+  // What happens when the deadline passes: kCancel ends what is being waited for, so that an answer
+  // can still be written; kClose closes the socket.
+  enum class Expiry { kCancel, kClose };
+
+  explicit Wire(asio::ip::tcp::socket socket) : socket_(std::move(socket)), timer_(socket_.get_executor()) {}
+
+  asio::ip::tcp::socket& socket() { return socket_; }
+  // Non-blocking, without Nagle's delay. After accept and connect.
+  void set_options();
+
+  // One deadline at a time. Setting one is cheap: the timer is moved only where the new deadline is
+  // earlier than the one it waits for, and otherwise finds the later one when it fires.
+  void expire_after(std::chrono::milliseconds delay, Expiry what = Expiry::kCancel);
+  void clear_deadline() {
+    deadline_ = TimePoint::max();
+    expired_ = false;
+  }
+  bool expired() const { return expired_; }  // the latest deadline has passed
+
+  // For CancelToken callbacks: closes, and remembers why.
+  void cancel();
+  bool cancelled() const { return cancelled_; }
+
+  void close();
+  void reset();  // closes so that the peer sees an error and no end (RST)
+  bool is_open() const { return socket_.is_open(); }
+  bool peer_closed();  // end of stream or an error waits to be read, or unasked bytes: no more use
+
+  // Reads some bytes. End of file is an error here.
+  Task<SystemError> read(ReadBuffer& into);
+  Task<SystemError> read(std::span<char> into, size_t& count);
+
+  // Writes all of `buffers` (which it uses up), gathered. With `progress_timeout`, a peer that takes
+  // nothing for that long is an error; without, the deadline set before holds.
+  Task<SystemError> write(std::span<asio::const_buffer> buffers,
+                          std::optional<std::chrono::milliseconds> progress_timeout);
+
+ private:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  void arm();
+  void on_timer(SystemError error);
+  SystemError unusable() const;  // why no operation may start now
+
+  asio::ip::tcp::socket socket_;
+  asio::steady_timer timer_;
+  TimePoint deadline_ = TimePoint::max();
+  TimePoint armed_for_ = TimePoint::max();  // max: the timer is idle
+  Expiry expiry_ = Expiry::kCancel;
+  bool expired_ = false;
+  bool cancelled_ = false;
+};
+
+// Writes as much of `buffers` as the socket takes now and drops that from their front. Error
+// would_block where nothing or not all was taken.
+SystemError write_now(asio::ip::tcp::socket& socket, std::span<asio::const_buffer>& buffers);
+
+// "address:port" of an end of a connection.
+std::string to_text(const asio::ip::tcp::endpoint& endpoint);
+
+}  // namespace kindred::net
