@@ -1,0 +1,60 @@
+// From recorded activations to cohorts: idf, layer mask, signatures, balanced spherical k-means, and
+// the figures that say whether it was worth it.
+//
+// Thread-safety: a pure function of its arguments; equal seeds give equal cohorts.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "expert/activations.h"
+#include "expert/cohorts.h"
+
+namespace kindred::expert {
+
+struct FitOptions {
+  uint32_t workers = 0;     // cohorts to make, 1..requests
+  uint32_t pairs = 20'000;  // request pairs drawn to fit the layer mask
+  uint32_t restarts = 8;    // of k-means
+  uint64_t seed = 1;
+  uint32_t batch = 8;       // decode batch per worker for the expected active experts
+  bool all_layers = false;  // keep every layer instead of fitting the mask; needs no decode counts
+};
+
+struct DomainShare {
+  std::string domain;
+  uint32_t requests = 0;
+};
+
+struct CohortSummary {
+  uint32_t requests = 0;
+  std::vector<DomainShare> domains;  // most first; empty without labels
+  double active_experts = 0;         // expected per layer, in a batch of this cohort's requests
+};
+
+// A request without a signature: it uses only experts that every request uses.
+inline constexpr uint32_t kNoCohort = std::numeric_limits<uint32_t>::max();
+
+struct FitReport {
+  CohortModel model;
+  std::vector<uint32_t> assignment = {};  // [N], or kNoCohort
+  std::vector<CohortSummary> cohorts = {};
+  LayerMask mask = {};             // with all_layers: only `mask` and `kept`
+  double cost = 0;                 // total cosine distance of signatures to their centroids
+  double purity = 0;               // share of requests of their cohort's most frequent domain; 0 without labels
+  double active_experts = 0;       // expected per layer in a batch, mean over workers
+  double active_random = 0;        // the same when any request may go to any worker
+  uint32_t batch = 0;              // of those figures: the one asked for, or the smallest cohort
+  bool active_from_decode = true;  // false: no decode counts, so the figures are those of the prompts
+  uint32_t zero_signatures = 0;    // requests with kNoCohort
+};
+
+// `activations` must satisfy check(), save that layers without any count are taken as they are. Error:
+// kInvalid: no requests, fewer requests (with a signature) than workers, no decode counts or too few
+// requests with decode tokens (without all_layers).
+Result<FitReport> fit_cohorts(const Activations& activations, const FitOptions& options);
+
+}  // namespace kindred::expert

@@ -1,0 +1,153 @@
+// The workers: who they are, whether they are up, what each has in flight. State only: whoever polls
+// and sends requests reports here, and policies read snapshots.
+//
+// Health. A worker is up once it has been described and a health check has succeeded. It is out after
+// `failures_until_out` failed checks in a row, or at once when it refuses a connection or says that it
+// does not serve; one successful check brings it back. Health never touches in-flight counts.
+//
+// Load. In-flight requests are counted by LoadGuards only, from the decision to the end of the leg.
+//
+// Ownership: workers are never forgotten and ids never reused, so that views and guards stay valid.
+// Thread-safety: all methods take one mutex; LoadGuards may be dropped on any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "fleet/describe.h"
+#include "policy/types.h"
+
+namespace kindred::fleet {
+
+using WorkerId = uint32_t;
+
+// The only owner of in-flight accounting: while it lives, its worker has `load` requests more.
+class LoadGuard {
+ public:
+  LoadGuard() = default;
+  LoadGuard(LoadGuard&& other) noexcept : cell_(std::move(other.cell_)), load_(std::exchange(other.load_, 0)) {}
+  LoadGuard& operator=(LoadGuard&& other) noexcept;
+  ~LoadGuard() { release(); }
+
+  void release();  // early; later calls do nothing
+
+ private:
+  friend class Fleet;
+  LoadGuard(std::shared_ptr<std::atomic<int64_t>> cell, int64_t load);
+
+  std::shared_ptr<std::atomic<int64_t>> cell_;
+  int64_t load_ = 0;
+};
+
+// kBoth is a worker that serves whole requests: any OpenAI-compatible server.
+struct WorkerSpec {
+  std::string url;
+  Role role = Role::kBoth;
+};
+
+enum class Health { kUnknown, kUp, kDown };
+std::string_view to_string(Health health);
+
+struct FleetOptions {
+  uint32_t failures_until_out = 3;
+};
+
+// A copy of a worker's state, for status pages and metrics.
+struct WorkerStatus {
+  WorkerId id = 0;
+  WorkerSpec spec;
+  Health health = Health::kUnknown;
+  std::string problem;  // why it is not up, or empty
+  double state_age_s = 0;
+  int64_t in_flight = 0;
+  int32_t cohort = -1;
+  Description description;  // without models while unknown
+};
+
+struct Query {
+  Role role = Role::kDecode;
+  std::string_view model = {};             // empty: any
+  std::string_view fingerprint = {};       // empty: any
+  bool paired = false;                     // prefill: only those whose fingerprint some decode worker that is up has
+  std::span<const WorkerId> exclude = {};  // tried already
+};
+
+// All workers of a role in configuration order, the unsuitable ones marked as not available.
+struct Snapshot {
+  std::vector<policy::WorkerView> views;
+  std::vector<WorkerId> ids;  // beside them
+  size_t available = 0;
+};
+
+// What can be done for a model now.
+struct Serving {
+  bool known = false;  // some worker has said that it serves it
+  size_t prefill_up = 0, decode_up = 0, plain_up = 0;
+  bool paired = false;  // a prefill and a decode worker with one fingerprint are up
+};
+
+struct ServedModel {
+  std::string id;
+  uint64_t max_model_len_tokens = 0;  // 0: not said
+};
+
+class Fleet {
+ public:
+  explicit Fleet(const Clock& clock, FleetOptions options = {}) : clock_(clock), options_(options) {}
+
+  WorkerId add(WorkerSpec spec);
+  size_t size() const;
+  size_t count(Role role) const;
+  std::string url(WorkerId id) const;
+  Health health(WorkerId id) const;
+  Description description(WorkerId id) const;
+
+  // Gives the i-th decode worker cohort i, for i < `cohorts`.
+  void assign_cohorts(size_t cohorts);
+
+  // What reports change is returned as true when the worker's health changed, for logs.
+  bool report_up(WorkerId id, Description description);
+  bool report_failure(WorkerId id, std::string why);  // one failed check
+  bool report_out(WorkerId id, std::string why);      // refused, draining, or of no use
+
+  [[nodiscard]] LoadGuard take(WorkerId id, int64_t load);
+
+  Snapshot snapshot(const Query& query) const;
+  Serving serving(std::string_view model) const;
+  // Models that some worker has named, once each, in order of configuration; up or not.
+  std::vector<ServedModel> models() const;
+  std::vector<WorkerStatus> status() const;
+
+ private:
+  struct Worker {
+    WorkerSpec spec;
+    Health health = Health::kUnknown;
+    std::string problem = "not reached yet";
+    MonotonicTime since;
+    uint32_t failures = 0;  // in a row
+    int32_t cohort = -1;
+    Description description;
+    std::shared_ptr<std::atomic<int64_t>> in_flight = std::make_shared<std::atomic<int64_t>>(0);
+  };
+
+  bool set_health(Worker& worker, Health health, std::string problem);
+  bool decode_up(std::string_view model, std::string_view fingerprint) const;
+  bool suits(const Worker& worker, WorkerId id, const Query& query) const;
+  Worker& at(WorkerId id) const;
+
+  const Clock& clock_;
+  FleetOptions options_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+}  // namespace kindred::fleet

@@ -1,0 +1,59 @@
+// Which decode worker goes on with a request, decided at the handoff, when prefill has shown which
+// experts the prompt uses.
+//
+// Policies: `round-robin`, `least-loaded` (JSQ), `power-of-two`, `random`, `locality-band` (ELDR; rules
+// in policy/band.h).
+//
+// Thread-safety: a policy keeps a cursor and a generator; use it from one thread, or under one lock.
+// Equal seeds and equal sequences of calls give equal decisions. `choose` does not block and costs
+// O(workers), and for locality-band O(workers x signature dimensions).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "expert/cohorts.h"
+#include "expert/counts.h"
+#include "policy/types.h"
+
+namespace kindred::policy {
+
+struct DecodeSnapshot {
+  std::span<const WorkerView> workers;
+  const expert::CohortModel* cohorts = nullptr;  // borrowed; null: none loaded
+};
+
+struct DecodeRequest {
+  const expert::ExpertCounts* counts = nullptr;  // borrowed; null: the prefill reply had none
+  std::string_view model_fingerprint = {};       // of the prefill worker; empty: unknown, not compared
+  double load = 1;                               // what the request adds to a worker's load, > 0; n for n choices
+};
+
+class DecodePolicy {
+ public:
+  virtual ~DecodePolicy() = default;
+  // No value: no worker is available.
+  virtual std::optional<Decision> choose(const DecodeSnapshot& snapshot, const DecodeRequest& request) = 0;
+  virtual std::string_view name() const = 0;
+  // Whether `choose` looks at counts and cohorts, so that callers need not prepare them for others.
+  virtual bool wants_counts() const { return false; }
+};
+
+struct DecodePolicyOptions {
+  std::string name = "locality-band";
+  double tau = 0.1;                  // locality-band: similarity a candidate may lose to the best, 0..2
+  double load_cap = 1.25;            // locality-band: multiple of the mean load, >= 1; 0 or inf: none
+  std::string tie_break = "rotate";  // rotate | lowest-index | random
+  uint64_t seed = 1;                 // of the generator behind random choices
+};
+
+// Error: kInvalid, naming the option and the accepted values.
+Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptions& options);
+
+std::span<const std::string_view> decode_policy_names();
+
+}  // namespace kindred::policy

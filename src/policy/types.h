@@ -1,0 +1,71 @@
+// What every routing policy reads and returns. A policy is a function of a snapshot and a request (and
+// of its own cursor or generator): it takes no locks, reads no clock, and the router and the simulator
+// run the same object code.
+//
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace kindred::policy {
+
+// One worker of the role that is being chosen, as the fleet sees it at this moment. The views are the
+// caller's and need to live only during `choose`.
+struct WorkerView {
+  std::string_view url = {};  // identity on the consistent ring of `prefix-hash`
+  double load = 0;            // in the unit the caller balances: in-flight requests unless it says otherwise
+  bool available = true;      // false: dead, draining or unsuitable; never chosen
+  int32_t cohort = -1;        // row of the cohort model that belongs to this worker; -1: none
+};
+
+// Who wins among equals. kRotate keeps a cursor, so that an idle fleet does not send everything to
+// worker 0; kLowestIndex is what the published band does.
+enum class TieBreak { kLowestIndex, kRotate, kRandom };
+
+// Why a decision was made on load alone though the policy wanted more. Never an error: each has a
+// counter in the metrics, labelled with to_string().
+enum class FallbackReason {
+  kNone,
+  kNoCounts,              // the prefill reply had no expert counts
+  kNoCohorts,             // no cohort file is loaded
+  kOtherModel,            // the cohorts were fitted for another model fingerprint
+  kShapeMismatch,         // layers, experts or top_k differ from the cohorts'
+  kZeroSignature,         // no expert of the kept layers tells this prompt apart
+  kCohortWorkerMismatch,  // an available worker has no cohort
+};
+inline constexpr size_t kFallbackReasons = 7;
+
+// What settled the choice.
+enum class Reason {
+  kRoundRobin,
+  kRandom,
+  kPowerOfTwo,
+  kLeastLoaded,
+  kBand,      // least loaded of the locality band
+  kRing,      // prefix-hash: the key's owner on the ring
+  kSpill,     // prefix-hash: the owner is over the load bound; least loaded instead
+  kEmptyKey,  // prefix-hash: nothing to hash; least loaded instead
+};
+
+std::string_view to_string(TieBreak tie_break);
+// Error: kInvalid, naming the accepted values.
+Result<TieBreak> parse_tie_break(std::string_view name);
+std::string_view to_string(FallbackReason reason);  // "none", "no_counts", ...
+std::string_view to_string(Reason reason);
+
+// Indices are positions in the snapshot's worker list.
+struct Decision {
+  size_t worker = 0;
+  std::string_view policy;  // static name, e.g. "locality-band"
+  Reason reason = Reason::kLeastLoaded;
+  FallbackReason fallback = FallbackReason::kNone;
+  std::vector<uint32_t> candidates;  // ascending; those the load (or cursor, or dice) chose between
+  std::vector<float> scores;         // per worker: cosine to its cohort; empty when none was computed
+  uint32_t capped = 0;               // available workers left out because they were over the load cap
+};
+
+}  // namespace kindred::policy
