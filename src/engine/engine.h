@@ -56,6 +56,8 @@ class Engine {
   void drop_prefix_cache();
 
   EngineStats stats() const;
+  // What is in force: context_tokens is no more than the model and the KV allow, threads are counted.
+  const EngineOptions& options() const;
 
  private:
   struct Impl;

@@ -1,0 +1,63 @@
+#include "engine/engine_metrics.h"
+
+#include <array>
+
+namespace kindred::engine {
+namespace {
+
+constexpr auto kStepBounds = std::to_array<double>(
+    {0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5});
+
+Counter& finished_counter(Registry& registry, const std::string& model, const char* reason) {
+  return registry.counter("vllm:request_success_total", "Choices that ended, by reason.",
+                          {{"model_name", model}, {"finished_reason", reason}});
+}
+
+}  // namespace
+
+EngineMetrics::EngineMetrics(Registry& r, const std::string& model)
+    : running(r.gauge("vllm:num_requests_running", "Sequences being evaluated.", {{"model_name", model}})),
+      waiting(r.gauge("vllm:num_requests_waiting", "Jobs waiting for admission.", {{"model_name", model}})),
+      kv_usage(r.gauge("vllm:kv_cache_usage_perc", "Share of KV reserved by running sequences (1 is all).",
+                       {{"model_name", model}})),
+      kv_cached_tokens(
+          r.gauge("kindred_kv_cached_tokens", "KV cells held by the prefix cache alone.", {{"model_name", model}})),
+      prompt_tokens(r.counter("vllm:prompt_tokens_total", "Prompt tokens of prefilled jobs, cached ones included.",
+                              {{"model_name", model}})),
+      generation_tokens(r.counter("vllm:generation_tokens_total", "Tokens generated.", {{"model_name", model}})),
+      prefix_queries(r.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
+                               {{"model_name", model}})),
+      prefix_hits(r.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+                            {{"model_name", model}})),
+      evicted_blocks(
+          r.counter("kindred_prefix_cache_evicted_blocks_total", "KV blocks evicted.", {{"model_name", model}})),
+      prompt_tokens_evaluated(r.counter("kindred_prompt_tokens_evaluated_total",
+                                        "Prompt tokens that were computed, not taken from a cache or a handoff.",
+                                        {{"model_name", model}})),
+      decode_steps(r.counter("kindred_decode_steps_total", "Steps with at least one decoding sequence.",
+                             {{"model_name", model}})),
+      decode_sequences(r.counter("kindred_decode_sequences_total", "Decoding sequences, summed over those steps.",
+                                 {{"model_name", model}})),
+      decode_active_experts(r.counter("kindred_decode_active_experts_total",
+                                      "Distinct experts that a step's decoding sequences selected, mean over "
+                                      "layers, summed over those steps.",
+                                      {{"model_name", model}})),
+      lost_rows(r.counter("kindred_captured_rows_lost_total", "Batches whose captured expert rows were not usable.",
+                          {{"model_name", model}})),
+      step_seconds(r.histogram("kindred_step_seconds", "Time of one batch, sampling included.", kStepBounds,
+                               {{"model_name", model}})),
+      stop_(finished_counter(r, model, "stop")),
+      length_(finished_counter(r, model, "length")),
+      abort_(finished_counter(r, model, "abort")) {}
+
+Counter& EngineMetrics::finished(FinishReason reason) const {
+  switch (reason) {
+    case FinishReason::kStop: return stop_;
+    case FinishReason::kLength: return length_;
+    case FinishReason::kNone:
+    case FinishReason::kCancelled: break;
+  }
+  return abort_;
+}
+
+}  // namespace kindred::engine

@@ -1,0 +1,144 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+namespace kindred::engine {
+namespace {
+
+std::vector<Token> end_tokens(const Model& model) {
+  std::vector<Token> tokens;
+  for (uint32_t token = 0; token < model.info().vocabulary; ++token) {
+    if (model.is_end(static_cast<Token>(token))) tokens.push_back(static_cast<Token>(token));
+  }
+  return tokens;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const Model& model, const EngineOptions& options, const Clock& clock, Registry& metrics,
+                     std::unique_ptr<LlamaSession> session, std::vector<SequenceId> holders)
+    : model_(model),
+      options_(options),
+      clock_(clock),
+      metrics_(metrics, model.info().name),
+      session_(std::move(session)),
+      cache_(*session_, options.block_tokens, std::move(holders),
+             session_->captures() ? model.info().experts.cells() : 0),
+      cache_enabled_(options.prefix_cache),
+      end_tokens_(end_tokens(model)) {
+  for (uint32_t id = options.sequences; id-- > 0;) free_sequences_.push_back(static_cast<SequenceId>(id));
+  publish_gauges();
+}
+
+void Scheduler::submit(JobId id, Job job) { waiting_.push_back({id, std::move(job)}); }
+
+void Scheduler::cancel(JobId id) {
+  const auto waiting = std::ranges::find(waiting_, id, &Waiting::id);
+  if (waiting != waiting_.end()) {
+    waiting->job.on_event(Error{ErrorCode::kCancelled, "cancelled"});
+    waiting_.erase(waiting);
+    return;
+  }
+  const auto running = std::ranges::find(running_, id, &Running::id);
+  if (running == running_.end()) return;
+  fail(*running, {ErrorCode::kCancelled, "cancelled"});
+  sweep();
+}
+
+void Scheduler::cancel_all() {
+  while (!waiting_.empty()) cancel(waiting_.back().id);
+  while (!running_.empty()) cancel(running_.back().id);
+}
+
+void Scheduler::drop_prefix_cache() {
+  metrics_.evicted_blocks.add(cache_.evict(cache_.blocks()));
+  publish_gauges();
+}
+
+void Scheduler::step() {
+  admit();
+  if (build_batch()) {
+    const MonotonicTime begin = clock_.now();
+    if (const Status done = evaluate(); done) {
+      handle_results();
+    } else {
+      fail_batch(done.error());
+    }
+    metrics_.step_seconds.observe(seconds_between(begin, clock_.now()));
+  }
+  sweep();
+  publish_gauges();
+}
+
+EngineStats Scheduler::stats() const {
+  EngineStats stats;
+  stats.running = options_.sequences - static_cast<uint32_t>(free_sequences_.size());
+  stats.waiting = static_cast<uint32_t>(waiting_.size());
+  for (const Waiting& waiting : waiting_) {
+    if (waiting.job.kind != Job::Kind::kDecode) stats.waiting_prefill_tokens += waiting.job.prompt.size();
+  }
+  for (const Running& running : running_) {
+    if (!running.decoding) stats.remaining_prefill_tokens += running.prompt_tokens() - running.computed;
+  }
+  stats.kv_cached_tokens = cache_.evictable() * options_.block_tokens;
+  stats.kv_used_tokens = reserved_ + (cache_.blocks() - cache_.evictable()) * options_.block_tokens;
+  stats.kv_tokens = options_.kv_tokens;
+  return stats;
+}
+
+void Scheduler::finish(Running& running) {
+  Finished finished;
+  finished.usage = usage(running);
+  for (const Choice& choice : running.choices) finished.reasons.push_back(choice.state.finish);
+  if (!running.rows_lost) finished.decode_counts = std::move(running.decode_counts);
+  release(running);
+  running.job.on_event(std::move(finished));
+}
+
+void Scheduler::fail(Running& running, Error error) {
+  release(running);
+  for (const Choice& choice : running.choices) {
+    if (choice.active()) metrics_.finished(FinishReason::kCancelled).add();
+  }
+  running.job.on_event(std::move(error));
+}
+
+void Scheduler::release(Running& running) {
+  for (Choice& choice : running.choices) release_sequence(choice);
+  cache_.unpin(running.node);
+  running.node = PrefixCache::kRoot;
+  reserved_ -= running.reserved;
+  running.reserved = 0;
+  running.done = true;
+}
+
+void Scheduler::release_sequence(Choice& choice) {
+  if (choice.sequence < 0) return;
+  session_->remove(choice.sequence, 0);
+  free_sequences_.push_back(choice.sequence);
+  choice.sequence = -1;
+}
+
+void Scheduler::sweep() {
+  std::erase_if(running_, [](const Running& running) { return running.done; });
+}
+
+Usage Scheduler::usage(const Running& running) const {
+  Usage usage;
+  usage.prompt_tokens = running.prompt_tokens();
+  usage.cached_tokens = running.cached;
+  for (const Choice& choice : running.choices) {
+    usage.completion_tokens += static_cast<uint32_t>(choice.state.generated.size());
+  }
+  return usage;
+}
+
+void Scheduler::publish_gauges() {
+  const EngineStats now = stats();
+  metrics_.running.set(now.running);
+  metrics_.waiting.set(now.waiting);
+  metrics_.kv_usage.set(static_cast<double>(now.kv_used_tokens) / now.kv_tokens);
+  metrics_.kv_cached_tokens.set(now.kv_cached_tokens);
+}
+
+}  // namespace kindred::engine
