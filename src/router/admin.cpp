@@ -1,0 +1,211 @@
+#include "router/admin.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "router/headers.h"
+
+namespace kindred::router {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kDefaultDecisions = 16;
+
+// Worker names come from the outside; what is not UTF-8 in them must not throw.
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+
+json worker_json(const fleet::WorkerStatus& worker) {
+  json out = {
+      {"url", worker.spec.url},
+      {"role", fleet::to_string(worker.spec.role)},
+      {"health", fleet::to_string(worker.health)},
+      {"health_age_s", worker.state_age_s},
+      {"in_flight", worker.in_flight},
+      {"dialect", nullptr},
+      {"models", worker.description.models},
+      {"cohort", nullptr},
+  };
+  if (!worker.problem.empty()) out["problem"] = worker.problem;
+  if (!worker.description.models.empty()) out["dialect"] = fleet::to_string(worker.description.dialect);
+  if (worker.cohort >= 0) out["cohort"] = worker.cohort;
+  if (worker.description.dialect == fleet::Dialect::kKindred) {
+    out["fingerprint"] = worker.description.fingerprint;
+    out["experts"] = worker.description.shape.experts;
+    out["moe_layers"] = worker.description.shape.layers.size();
+  }
+  return out;
+}
+
+json policy_json(const Core& core) {
+  const policy::DecodePolicyOptions& decode = core.options.decode_policy;
+  const policy::PrefillPolicyOptions& prefill = core.options.prefill_policy;
+  return {
+      {"decode", decode.name},
+      {"tau", decode.tau},
+      {"load_cap", decode.load_cap},
+      {"tie_break", decode.tie_break},
+      {"prefill", prefill.name},
+      {"prefix_bytes", prefill.prefix_bytes},
+      {"plain", core.plain_policy->name()},
+  };
+}
+
+json cohorts_json(const Core& core) {
+  if (!core.cohorts) return nullptr;
+  const expert::CohortData& data = core.cohorts->data();
+  json out = {
+      {"file", core.options.cohorts}, {"count", core.cohorts->cohorts()},
+      {"model", data.model},          {"fingerprint", data.model_fingerprint},
+      {"layers", data.shape.layers},  {"kept_layers", data.greedy_layers},
+      {"samples", data.samples},      {"rho", nullptr},
+  };
+  if (!data.rho.empty()) out["rho"] = data.rho.back();
+  return out;
+}
+
+json decision_json(const Core& core, const DecisionRecord& record) {
+  const auto url = [&](fleet::WorkerId id) { return core.endpoint(id).url(); };
+  json out = {
+      {"request_id", record.request_id},
+      {"unix_s", record.unix_s},
+      {"model", record.model},
+      {"prefill_worker", nullptr},
+      {"decode_worker", url(record.decode_worker)},
+      {"policy", record.policy},
+      {"reason", record.reason},
+      {"fallback", record.fallback},
+      {"candidates", json::array()},
+      {"scores", json::object()},
+      {"similarity", nullptr},
+      {"band_size", nullptr},
+      {"prompt_tokens", record.prompt_tokens},
+      {"decision_us", record.decision_s * 1e6},
+  };
+  if (record.prefill_worker) {
+    out["prefill_worker"] = url(*record.prefill_worker);
+    out["prefill_reason"] = record.prefill_reason;
+  }
+  for (const fleet::WorkerId id : record.candidates) out["candidates"].push_back(url(id));
+  for (const auto& [id, score] : record.scores) out["scores"][url(id)] = score;
+  if (record.similarity) out["similarity"] = *record.similarity;
+  if (record.band_size) out["band_size"] = *record.band_size;
+  return out;
+}
+
+net::Headers headers_for(const Exchange& exchange, std::string_view content_type) {
+  net::Headers out;
+  out.add("Content-Type", content_type);
+  out.add(kRequestIdHeader, exchange.id);
+  return out;
+}
+
+net::Task<void> answer_json(Exchange& exchange, int status, std::string body) {
+  co_await exchange.answer(status, headers_for(exchange, "application/json"), body);
+}
+
+net::Task<void> answer_status(Core& core, Exchange& exchange) {
+  size_t decisions = kDefaultDecisions;
+  if (const auto asked = exchange.request.head.query_value("decisions")) {
+    const char* end = asked->data() + asked->size();
+    const auto [at, error] = std::from_chars(asked->data(), end, decisions);
+    if (error != std::errc{} || at != end) {
+      ApiError wrong = api_error(invalid("'decisions' must be a whole number", "decisions"));
+      co_await exchange.fail(std::move(wrong));
+      co_return;
+    }
+  }
+  co_await answer_json(exchange, 200, status_json(core, decisions));
+}
+
+net::Task<void> answer_ready(Core& core, Exchange& exchange) {
+  const std::string reason = not_ready_reason(core);
+  const json body = reason.empty() ? json{{"status", "ready"}} : json{{"status", "not_ready"}, {"reason", reason}};
+  co_await answer_json(exchange, reason.empty() ? 200 : 503, dump(body));
+}
+
+}  // namespace
+
+std::string models_json(const Core& core) {
+  json data = json::array();
+  for (const fleet::ServedModel& model : core.fleet.models()) {
+    json entry = {{"id", model.id}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
+    if (model.max_model_len_tokens > 0) entry["max_model_len"] = model.max_model_len_tokens;
+    data.push_back(std::move(entry));
+  }
+  return dump({{"object", "list"}, {"data", std::move(data)}});
+}
+
+std::string status_json(const Core& core, size_t decisions) {
+  json workers = json::array();
+  for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(worker));
+  json last = json::array();
+  const auto& records = core.decisions.records();
+  for (auto it = records.rbegin(); it != records.rend() && last.size() < decisions; ++it) {
+    last.push_back(decision_json(core, *it));
+  }
+  const std::string reason = not_ready_reason(core);
+  return dump({
+      {"v", 1},
+      {"ready", reason.empty()},
+      {"not_ready_reason", reason.empty() ? json(nullptr) : json(reason)},
+      {"draining", core.draining},
+      {"unix_s", core.clock.unix_seconds()},
+      {"requests_in_flight", core.requests_in_flight},
+      {"workers", std::move(workers)},
+      {"policy", policy_json(core)},
+      {"cohorts", cohorts_json(core)},
+      {"decisions_total", core.decisions.total()},
+      {"decisions", std::move(last)},
+  });
+}
+
+std::string not_ready_reason(const Core& core) {
+  if (core.draining) return "the router is shutting down";
+  const fleet::Serving serving = core.fleet.serving({});
+  if (serving.paired || serving.plain_up > 0) return {};
+  if (serving.prefill_up > 0 && serving.decode_up > 0) {
+    return "prefill and decode workers are up, but no two with the same model fingerprint";
+  }
+  if (serving.prefill_up > 0) return "no decode worker is up";
+  if (serving.decode_up > 0) return "no prefill worker is up";
+  return "no worker is up";
+}
+
+std::string served_models_text(const Core& core) {
+  std::string out;
+  for (const fleet::ServedModel& model : core.fleet.models()) out += (out.empty() ? "" : ", ") + model.id;
+  return out.empty() ? "none yet" : out;
+}
+
+net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
+  const std::string_view path = exchange.request.head.path();
+  const bool ours =
+      path == "/v1/models" || path == "/health" || path == "/ready" || path == "/metrics" || path == "/status";
+  if (!ours) co_return false;
+  const std::string& method = exchange.request.head.method;
+  if (method != "GET" && method != "HEAD") {
+    ApiError error = api_error(invalid(fmt::format("{} answers GET", path)));
+    error.status = 405;
+    error.allow = "GET, HEAD";
+    co_await exchange.fail(std::move(error));
+  } else if (path == "/v1/models") {
+    co_await answer_json(exchange, 200, models_json(core));
+  } else if (path == "/health") {
+    std::string body = core.draining ? R"({"status":"draining"})" : R"({"status":"ok"})";
+    co_await answer_json(exchange, core.draining ? 503 : 200, std::move(body));
+  } else if (path == "/ready") {
+    co_await answer_ready(core, exchange);
+  } else if (path == "/status") {
+    co_await answer_status(core, exchange);
+  } else {
+    const std::string body = core.metrics.render(core.fleet);
+    co_await exchange.answer(200, headers_for(exchange, "text/plain; version=0.0.4"), body);
+  }
+  co_return true;
+}
+
+}  // namespace kindred::router

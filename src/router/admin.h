@@ -1,0 +1,30 @@
+// What the router says of itself: models, readiness, metrics, status.
+//
+// Thread-safety: confined to the io_context's thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "router/core.h"
+#include "router/exchange.h"
+
+namespace kindred::router {
+
+// GET /v1/models: an OpenAI list of every model that some worker has named.
+std::string models_json(const Core& core);
+
+// GET /status: workers, policy, cohorts and the last `decisions` decisions, newest first. Nothing of
+// any prompt or output, and no counts.
+std::string status_json(const Core& core, size_t decisions);
+
+// Why no model can be served now, or empty if one can.
+std::string not_ready_reason(const Core& core);
+
+// "a, b", or "none yet".
+std::string served_models_text(const Core& core);
+
+// Answers the request if its path is one of the above, /health or /metrics; else returns false.
+net::Task<bool> answer_admin(Core& core, Exchange& exchange);
+
+}  // namespace kindred::router

@@ -1,0 +1,123 @@
+#include "router/core.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <random>
+
+#include "base/bytes.h"
+#include "base/rng.h"
+
+namespace kindred::router {
+namespace {
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) ^ device();
+}
+
+net::ClientOptions probe_options(const RouterOptions& options) {
+  net::ClientOptions out;
+  out.idle_per_endpoint = 1;
+  out.connect_timeout_ms = options.health_timeout_ms;
+  return out;
+}
+
+}  // namespace
+
+Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& time)
+    : executor(std::move(with)),
+      options(std::move(given)),
+      clock(time),
+      fleet(time, {.failures_until_out = options.failures_until_out}),
+      client(executor),
+      probe_client(executor, probe_options(options)),
+      decisions(options.decisions),
+      id_seed_(random_seed()) {}
+
+Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions options, const Clock& clock) {
+  CorePtr core(new Core(std::move(executor), std::move(options), clock));  // the constructor is private
+  auto prefill = policy::make_prefill_policy(core->options.prefill_policy);
+  if (!prefill) return std::move(prefill).error();
+  core->prefill_policy = *std::move(prefill);
+  auto decode = policy::make_decode_policy(core->options.decode_policy);
+  if (!decode) return std::move(decode).error();
+  core->decode_policy = *std::move(decode);
+  policy::DecodePolicyOptions plain = core->options.decode_policy;
+  if (core->decode_policy->wants_counts()) plain.name = "least-loaded";
+  auto whole = policy::make_decode_policy(plain);
+  if (!whole) return std::move(whole).error();
+  core->plain_policy = *std::move(whole);
+  if (Status added = core->add_workers(); !added) return std::move(added).error();
+  if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
+  return core;
+}
+
+Status Core::add_workers() {
+  const auto add = [&](const std::vector<std::string>& urls, fleet::Role role, std::string_view option) -> Status {
+    for (const std::string& url : urls) {
+      auto endpoint = net::parse_endpoint(url);
+      if (!endpoint)
+        return invalid(fmt::format("{}: '{}': {}", option, url, endpoint.error().message), std::string(option));
+      const auto same = [&](const Worker& worker) { return worker.endpoint == *endpoint; };
+      if (std::any_of(workers.begin(), workers.end(), same)) {
+        return invalid(fmt::format("{}: {} is given twice", option, url), std::string(option));
+      }
+      fleet.add({.url = endpoint->url(), .role = role});
+      workers.push_back({*std::move(endpoint), std::make_shared<net::asio::steady_timer>(executor)});
+    }
+    return {};
+  };
+  if (Status added = add(options.prefill, fleet::Role::kPrefill, "prefill"); !added) return added;
+  if (Status added = add(options.decode, fleet::Role::kDecode, "decode"); !added) return added;
+  if (Status added = add(options.worker, fleet::Role::kBoth, "worker"); !added) return added;
+  if (workers.size() > kMaxWorkers) {
+    return invalid(fmt::format("{} workers; at most {}", workers.size(), kMaxWorkers), "worker");
+  }
+  if (workers.empty()) return invalid("no workers: give --prefill and --decode, or --worker", "worker");
+  if (options.prefill.empty() != options.decode.empty()) {
+    const bool lacks_prefill = options.prefill.empty();
+    return invalid(fmt::format("{} workers are configured but no {} worker", lacks_prefill ? "decode" : "prefill",
+                               lacks_prefill ? "prefill" : "decode"),
+                   lacks_prefill ? "prefill" : "decode");
+  }
+  return {};
+}
+
+Status Core::load_cohorts() {
+  if (options.cohorts.empty()) return {};
+  auto loaded = expert::CohortModel::load(options.cohorts);
+  if (!loaded) return std::move(loaded).error();
+  cohorts.emplace(*std::move(loaded));
+  const size_t decode = fleet.count(fleet::Role::kDecode);
+  if (cohorts->cohorts() != decode) {
+    return invalid(fmt::format("{} has {} cohorts but {} decode workers are configured; each decode worker needs one "
+                               "(fit again with as many cohorts, or change the list)",
+                               options.cohorts, cohorts->cohorts(), decode),
+                   "cohorts");
+  }
+  fleet.assign_cohorts(cohorts->cohorts());
+  return {};
+}
+
+void Core::worker_refused(fleet::WorkerId id, const std::string& why) {
+  if (fleet.report_out(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
+  workers[id].pause->cancel();  // check now
+}
+
+bool Core::spawn(CorePtr core, net::Task<void> task) {
+  if (core->closing.cancelled() || core->background_ >= kMaxBackground) return false;
+  ++core->background_;
+  const net::asio::any_io_executor on = core->executor;
+  net::asio::co_spawn(on, std::move(task),
+                      [core = std::move(core)](const std::exception_ptr&) { --core->background_; });
+  return true;
+}
+
+std::string Core::new_request_id() {
+  const uint64_t number = ids_++;
+  return "req-" + hex64(mix64(id_seed_ ^ number)) + hex64(mix64(id_seed_ + number));
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,52 @@
+// The last decisions, for GET /status: which workers a request got and why. Nothing of its content.
+//
+// Thread-safety: none.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fleet/fleet.h"
+
+namespace kindred::router {
+
+struct DecisionRecord {
+  std::string request_id;
+  int64_t unix_s = 0;
+  std::string model;
+  std::optional<fleet::WorkerId> prefill_worker;  // none for workers that do both
+  fleet::WorkerId decode_worker = 0;
+  std::string_view policy, prefill_reason, reason, fallback;  // static names
+  std::vector<fleet::WorkerId> candidates;
+  std::vector<std::pair<fleet::WorkerId, float>> scores;  // cosine to the worker's cohort; empty if none was computed
+  std::optional<float> similarity;                        // of the worker chosen
+  std::optional<size_t> band_size;
+  uint64_t prompt_tokens = 0;  // 0: not known
+  double decision_s = 0;
+};
+
+class DecisionLog {
+ public:
+  explicit DecisionLog(size_t limit) : limit_(limit) {}
+
+  void add(DecisionRecord record) {
+    ++total_;
+    if (limit_ == 0) return;
+    if (records_.size() == limit_) records_.pop_front();
+    records_.push_back(std::move(record));
+  }
+  const std::deque<DecisionRecord>& records() const { return records_; }  // oldest first
+  uint64_t total() const { return total_; }
+
+ private:
+  size_t limit_;
+  uint64_t total_ = 0;
+  std::deque<DecisionRecord> records_;
+};
+
+}  // namespace kindred::router

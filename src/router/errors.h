@@ -1,0 +1,41 @@
+// The one place where errors become HTTP: status, OpenAI's error object, and its form inside a stream.
+//
+// Thread-safety: plain values and pure functions.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace kindred::router {
+
+struct ApiError {
+  int status = 500;
+  std::string type;
+  std::string code;  // stable; clients may compare it
+  std::string message;
+  std::string param = {};  // the field at fault, or empty
+  int retry_after_s = 0;   // 0: no Retry-After
+  std::string allow = {};  // 405 only: the Allow header
+};
+
+// kCorrupt and kIo are faults of a worker here: 502.
+ApiError api_error(const Error& error);
+
+// Named ones, whose code is not the ErrorCode's.
+ApiError model_not_found(std::string_view model, std::string_view served);
+ApiError no_worker(std::string message);  // 503 no_worker_available
+ApiError bad_worker_reply(std::string message);
+
+std::string error_json(const ApiError& error);
+// One SSE event: `data: {"error":{…}}` and an empty line.
+std::string error_event(const ApiError& error);
+
+// What an upstream said in OpenAI's error form; empty where it did not.
+struct UpstreamError {
+  std::string code, message;
+};
+UpstreamError parse_upstream_error(std::string_view body);
+
+}  // namespace kindred::router

@@ -1,0 +1,113 @@
+#include "router/exchange.h"
+
+#include <fmt/format.h>
+
+#include "router/headers.h"
+
+namespace kindred::router {
+namespace {
+
+constexpr size_t kErrorBodyBytes = 1024 * 1024;
+
+Outcome outcome_of(int status) {
+  if (status >= 500) return Outcome::kFailed;
+  return status >= 400 ? Outcome::kClientError : Outcome::kOk;
+}
+
+}  // namespace
+
+net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::string_view body) {
+  status = with_status;
+  const bool taken = co_await writer.send(with_status, std::move(headers), body);
+  outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
+}
+
+net::Task<void> Exchange::fail(ApiError error, bool may_insert_event) {
+  if (writer.started()) {
+    if (may_insert_event) {
+      const std::string event = error_event(error);
+      co_await writer.write(event);
+    }
+    writer.abort();
+    outcome = Outcome::kCut;
+    co_return;
+  }
+  net::Headers headers;
+  headers.add("Content-Type", "application/json");
+  headers.add(kRequestIdHeader, id);
+  if (error.retry_after_s > 0) headers.add("Retry-After", fmt::format("{}", error.retry_after_s));
+  if (!error.allow.empty()) headers.add("Allow", error.allow);
+  const std::string body = error_json(error);
+  co_await answer(error.status, std::move(headers), body);
+  if (outcome == Outcome::kClientError && error.code == "router_busy") outcome = Outcome::kRejected;
+}
+
+net::Task<void> Exchange::fail(LegFailure failure, bool may_insert_event) {
+  if (failure.status == 0 || writer.started()) {
+    co_await fail(std::move(failure.error), may_insert_event);
+    co_return;
+  }
+  co_await answer(failure.status, std::move(failure.headers), failure.body);
+}
+
+net::Task<bool> Exchange::start_stream(net::Headers headers) {
+  status = 200;
+  co_return co_await writer.start(200, std::move(headers));
+}
+
+net::Task<LegFailure> read_answer(net::ClientResponse& response, std::string_view request_id) {
+  LegFailure out;
+  out.status = response.head().status;
+  out.headers = to_client(response.head().headers, request_id);
+  Result<std::string> body = co_await response.read_all(kErrorBodyBytes);
+  if (!body) {
+    out.error = bad_worker_reply("a worker's error answer could not be read");
+    out.status = 0;
+    co_return out;
+  }
+  out.body = *std::move(body);
+  UpstreamError said = parse_upstream_error(out.body);
+  out.error = bad_worker_reply(said.message.empty() ? fmt::format("a worker answered with status {}", out.status)
+                                                    : std::move(said.message));
+  if (!said.code.empty()) out.error.code = std::move(said.code);
+  co_return out;
+}
+
+LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_view who, const Error& error) {
+  // Addresses and causes are for the operator's log; the client gets the kind of failure.
+  const std::string why = fmt::format("{}: {}", to_string(error.code), error.message);
+  LegFailure out;
+  switch (error.code) {
+    case ErrorCode::kUnavailable:
+      core.worker_refused(worker, why);
+      out.error = api_error({ErrorCode::kUnavailable, fmt::format("{} could not be reached", who)});
+      break;
+    case ErrorCode::kTimeout:
+      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+      out.error = api_error({ErrorCode::kTimeout, fmt::format("{} did not answer in time", who)});
+      break;
+    case ErrorCode::kCancelled: out.error = api_error(error); break;
+    default:
+      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+      out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
+  }
+  return out;
+}
+
+bool worth_retrying(const Error& error) {
+  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt;
+}
+
+bool worth_retrying(int status) { return status >= 500 || status == 429; }
+
+net::RequestHead worker_head(const Exchange& exchange) {
+  net::RequestHead head;
+  head.method = exchange.request.head.method;
+  head.target = exchange.request.head.target;
+  head.headers = to_worker(exchange.request.head.headers, exchange.id);
+  // The router reads replies, joins those of two workers, and may have to add an error to a stream.
+  head.headers.erase("Accept-Encoding");
+  return head;
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,72 @@
+// One client request on its way through the router, and its answer.
+//
+// Thread-safety: none; lives in the request's coroutine.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "net/http_client.h"
+#include "net/http_server.h"
+#include "net/task.h"
+#include "router/core.h"
+#include "router/errors.h"
+#include "router/request_scan.h"
+#include "router/router_metrics.h"
+
+namespace kindred::router {
+
+// Why a leg did not work: an answer of the worker that is passed on as it is, or an error of our own.
+struct LegFailure {
+  ApiError error;  // of our own; and what stands for the answer once a stream has begun
+  int status = 0;  // of the worker's answer; 0: there is none
+  net::Headers headers = {};
+  std::string body = {};
+};
+
+class Exchange {
+ public:
+  Exchange(net::Request& req, net::ResponseWriter& to, std::string request_id, MonotonicTime now)
+      : request(req), writer(to), id(std::move(request_id)), arrived(now) {}
+
+  // A whole answer.
+  net::Task<void> answer(int status, net::Headers headers, std::string_view body);
+  // Before the answer has begun: the error as JSON. In a stream: an error event if `may_insert_event`,
+  // and then a cut either way, so that the end never looks clean.
+  net::Task<void> fail(ApiError error, bool may_insert_event = true);
+  net::Task<void> fail(LegFailure failure, bool may_insert_event = true);
+  // The head of a stream. False: the client is gone.
+  net::Task<bool> start_stream(net::Headers headers);
+
+  bool client_gone() const { return request.cancel.cancelled(); }
+  void cancelled() { outcome = Outcome::kCancelled; }
+
+  net::Request& request;
+  net::ResponseWriter& writer;
+  const std::string id;
+  const MonotonicTime arrived;
+  RequestScan scan;
+  std::string model;  // what is routed by; empty if the client named none and there is only one
+
+  Outcome outcome = Outcome::kCancelled;
+  int status = 499;  // as sent
+};
+
+// The answer of a worker that is not what the leg hoped for, read within bounds.
+net::Task<LegFailure> read_answer(net::ClientResponse& response, std::string_view request_id);
+
+// Reports a broken exchange with a worker to the fleet and says what the client is told. `who`: "the
+// prefill worker".
+LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_view who, const Error& error);
+
+// Whether another worker may do better after this transport error. Not after a timeout: the client
+// has waited long enough.
+bool worth_retrying(const Error& error);
+// Whether another worker may do better after this answer: busy or broken, not "you are wrong".
+bool worth_retrying(int status);
+
+// Head of the request for a worker: the client's method, target and headers, asking for no compression.
+net::RequestHead worker_head(const Exchange& exchange);
+
+}  // namespace kindred::router

@@ -1,0 +1,26 @@
+// Which headers cross the router, and under which request id.
+//
+// Thread-safety: pure functions.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "net/http_message.h"
+
+namespace kindred::router {
+
+inline constexpr std::string_view kRequestIdHeader = "X-Request-Id";
+
+// An id may be kept if it is 1 to 128 printable ASCII characters without spaces.
+bool is_sane_request_id(std::string_view id);
+
+// The client's headers as a worker gets them: without hop-by-hop headers, without framing, which the
+// client pool sets, and without X-Kindred-*, which only the router may say. `request_id` replaces the
+// client's.
+net::Headers to_worker(const net::Headers& from_client, std::string_view request_id);
+
+// A worker's headers as the client gets them, with the same exceptions.
+net::Headers to_client(const net::Headers& from_worker, std::string_view request_id);
+
+}  // namespace kindred::router

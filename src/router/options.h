@@ -1,0 +1,44 @@
+// What `kindred router` can be told.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "policy/decode_policy.h"
+#include "policy/prefill_policy.h"
+
+namespace kindred::router {
+
+struct RouterOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;
+
+  std::vector<std::string> prefill;  // URLs
+  std::vector<std::string> decode;   // URLs; cohort i belongs to the i-th
+  std::vector<std::string> worker;   // URLs of servers that do both, of any OpenAI-compatible kind
+
+  policy::PrefillPolicyOptions prefill_policy;
+  policy::DecodePolicyOptions decode_policy;
+  std::string cohorts;  // file; empty: none
+
+  std::chrono::milliseconds health_interval_ms{1'000};
+  std::chrono::milliseconds health_timeout_ms{2'000};
+  uint32_t failures_until_out = 3;
+
+  uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
+
+  std::chrono::milliseconds prefill_deadline_ms{600'000};  // to the head of the prefill reply
+  // To the head of the decode worker's reply; without streaming that is the whole generation.
+  std::chrono::milliseconds decode_deadline_ms{600'000};
+  std::chrono::milliseconds idle_deadline_ms{120'000};  // between two reads of a reply
+
+  size_t body_bytes = 64ULL * 1024 * 1024;           // of a request; more: 413
+  size_t prefill_reply_bytes = 64ULL * 1024 * 1024;  // first output, prompt token ids, counts and state
+  size_t answer_bytes = 256ULL * 1024 * 1024;        // of an answer that is not streamed
+  size_t max_inflight = 4096;                        // requests; more: 429
+  size_t decisions = 1024;                           // kept for GET /status
+};
+
+}  // namespace kindred::router

@@ -1,0 +1,310 @@
+#include "router/pd_flow.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "router/headers.h"
+
+namespace kindred::router {
+namespace {
+
+constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kDecodeWorker = "the decode worker";
+
+}  // namespace
+
+PdFlow::PdFlow(CorePtr core, Exchange& exchange)
+    : core_(std::move(core)), exchange_(exchange), meter_(core_->clock, exchange.arrived, core_->metrics) {}
+
+net::Task<void> PdFlow::run() {
+  for (bool may_restart = true;; may_restart = false) {
+    Step step = co_await prefill();
+    if (step != Step::kGoOn) co_return;
+    if (reply_->finished) {
+      co_await send_finished();
+      co_return;
+    }
+    lease_.emplace(core_, prefill_worker_, reply_->lease_id);
+    if (streams()) {
+      const bool sent = co_await send_first();
+      if (!sent) {
+        exchange_.cancelled();
+        co_return;
+      }
+      may_restart = false;
+    }
+    step = co_await decode(may_restart);
+    if (step != Step::kRestart) co_return;
+    core_->metrics.retried("prefill");
+    lease_.reset();
+    tried_prefill_.clear();  // it may have lost the lease and live on; if not, its connection tells
+  }
+}
+
+net::Task<PdFlow::Step> PdFlow::prefill() {
+  failure_ = {.error = no_worker(
+                  fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
+  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+    const std::optional<fleet::WorkerId> worker = choose_prefill();
+    if (!worker) break;
+    if (attempt > 0) core_->metrics.retried("prefill");
+    tried_prefill_.push_back(*worker);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, 1);
+    const Step step = co_await prefill_leg(*worker);
+    if (step != Step::kRetry) co_return step;
+  }
+  co_await exchange_.fail(std::move(failure_));
+  co_return Step::kDone;
+}
+
+std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
+  const MonotonicTime begun = core_->clock.now();
+  const fleet::Snapshot snapshot = core_->fleet.snapshot(
+      {.role = fleet::Role::kPrefill, .model = exchange_.model, .paired = true, .exclude = tried_prefill_});
+  const auto decision = core_->prefill_policy->choose({.workers = snapshot.views}, {.key = exchange_.scan.prompt});
+  if (!decision) return std::nullopt;
+  prefill_reason_ = decision->reason;
+  core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
+  return snapshot.ids[decision->worker];
+}
+
+net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
+  net::RequestHead head = worker_head(exchange_);
+  head.headers.set("X-Kindred-Leg", "prefill");
+  const std::array<std::string_view, 1> parts = {exchange_.request.body};
+  net::RequestDeadlines deadlines;
+  deadlines.head_ms = core_->options.prefill_deadline_ms;
+  deadlines.read_ms = core_->options.idle_deadline_ms;
+  auto response =
+      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
+  if (!response) co_return co_await after_transport_error(worker, kPrefillWorker, std::move(response).error());
+  const net::ResponseHead& got = (*response)->head();
+  if (got.status != 200) {
+    failure_ = co_await read_answer(**response, exchange_.id);
+    if (worth_retrying(got.status)) co_return Step::kRetry;
+    co_await exchange_.fail(std::move(failure_));
+    co_return Step::kDone;
+  }
+  const std::string* type = got.headers.find("Content-Type");
+  if (type == nullptr || !type->starts_with(kPrefillContentType)) {
+    failure_ = {.error = bad_worker_reply("the prefill worker's reply is not of the kindred dialect")};
+    co_return Step::kRetry;
+  }
+  Result<std::string> bytes = co_await (*response)->read_all(core_->options.prefill_reply_bytes);
+  if (!bytes) co_return co_await after_transport_error(worker, kPrefillWorker, std::move(bytes).error());
+  Result<PrefillReply> reply = PrefillReply::parse(*std::move(bytes));
+  if (!reply) {
+    core_->log.warn("{}: {}", core_->endpoint(worker).url(), reply.error().message);
+    failure_ = {.error = api_error(reply.error())};
+    co_return Step::kRetry;
+  }
+  reply_.emplace(*std::move(reply));
+  prefill_worker_ = worker;
+  counts_read_ = false;
+  counts_.reset();
+  handoff_.clear();
+  co_return Step::kGoOn;
+}
+
+net::Headers PdFlow::own_headers() const {
+  net::Headers headers;
+  headers.add("Content-Type", reply_->content_type);
+  if (streams()) headers.add("Cache-Control", "no-cache");
+  headers.add(kRequestIdHeader, exchange_.id);
+  return headers;
+}
+
+net::Task<PdFlow::Step> PdFlow::send_finished() {
+  if (!streams()) {
+    co_await exchange_.answer(200, own_headers(), reply_->first);
+    co_return Step::kDone;
+  }
+  bool taken = co_await send_first();
+  if (taken) taken = co_await exchange_.writer.finish();
+  exchange_.outcome = taken ? Outcome::kOk : Outcome::kCancelled;
+  co_return Step::kDone;
+}
+
+net::Task<bool> PdFlow::send_first() {
+  const bool started = co_await exchange_.start_stream(own_headers());
+  if (!started) co_return false;
+  if (reply_->first.empty()) co_return true;  // the token's bytes are not whole yet
+  meter_.feed({.bytes = reply_->first});
+  co_return co_await exchange_.writer.write(reply_->first);
+}
+
+net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
+  failure_ = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
+  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+    std::optional<fleet::WorkerId> worker = choose_decode();
+    if (!worker && attempt == 0 && !tried_decode_.empty()) {
+      // After a restart: the only worker there is may do better with KV that is there.
+      tried_decode_.clear();
+      worker = choose_decode();
+    }
+    if (!worker) break;
+    if (attempt > 0) core_->metrics.retried("decode");
+    tried_decode_.push_back(*worker);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, static_cast<int64_t>(reply_->n));
+    const Step step = co_await decode_leg(*worker, may_restart);
+    if (step != Step::kRetry) co_return step;
+  }
+  if (lease_) lease_->release();
+  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_return Step::kDone;
+}
+
+const expert::ExpertCounts* PdFlow::counts() {
+  if (!core_->decode_policy->wants_counts() || reply_->expert_counts.empty()) return nullptr;
+  if (!counts_read_) {
+    counts_read_ = true;
+    Result<expert::ExpertCounts> read = expert::counts_from_json(reply_->expert_counts, /*padded=*/true);
+    if (read) {
+      counts_.emplace(*std::move(read));
+    } else {
+      core_->metrics.bad_counts.add();
+      core_->log.warn("{}: expert counts: {}", core_->endpoint(prefill_worker_).url(), read.error().message);
+    }
+  }
+  return counts_ ? &*counts_ : nullptr;
+}
+
+std::optional<fleet::WorkerId> PdFlow::choose_decode() {
+  const MonotonicTime begun = core_->clock.now();
+  const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = fleet::Role::kDecode,
+                                                          .model = exchange_.model,
+                                                          .fingerprint = reply_->fingerprint,
+                                                          .exclude = tried_decode_});
+  const policy::DecodeRequest request = {
+      .counts = counts(), .model_fingerprint = reply_->fingerprint, .load = static_cast<double>(reply_->n)};
+  const auto decision = core_->decode_policy->choose(
+      {.workers = snapshot.views, .cohorts = core_->cohorts ? &*core_->cohorts : nullptr}, request);
+  if (!decision) return std::nullopt;
+  const double took_s = seconds_between(begun, core_->clock.now());
+  core_->metrics.decode_decision_s.observe(took_s);
+  core_->metrics.fell_back(decision->fallback);
+  record(snapshot, *decision, took_s);
+  return snapshot.ids[decision->worker];
+}
+
+void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& decision, double took_s) {
+  DecisionRecord out;
+  out.request_id = exchange_.id;
+  out.unix_s = core_->clock.unix_seconds();
+  out.model = exchange_.model;
+  out.prefill_worker = prefill_worker_;
+  out.prefill_reason = policy::to_string(prefill_reason_);
+  out.decode_worker = snapshot.ids[decision.worker];
+  out.policy = decision.policy;
+  out.reason = policy::to_string(decision.reason);
+  out.fallback = policy::to_string(decision.fallback);
+  out.prompt_tokens = reply_->prompt_tokens;
+  out.decision_s = took_s;
+  for (const uint32_t at : decision.candidates) out.candidates.push_back(snapshot.ids[at]);
+  for (size_t i = 0; i < decision.scores.size() && i < snapshot.ids.size(); ++i) {
+    out.scores.emplace_back(snapshot.ids[i], decision.scores[i]);
+  }
+  if (decision.worker < decision.scores.size()) {
+    out.similarity = decision.scores[decision.worker];
+    core_->metrics.similarity.observe(*out.similarity);
+  }
+  if (decision.reason == policy::Reason::kBand) {
+    out.band_size = decision.candidates.size();
+    core_->metrics.band_size.observe(static_cast<double>(decision.candidates.size()));
+  }
+  core_->decisions.add(std::move(out));
+}
+
+net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_restart) {
+  if (handoff_.empty()) handoff_ = reply_->handoff(core_->endpoint(prefill_worker_).url());
+  net::RequestHead head = worker_head(exchange_);
+  head.headers.set("X-Kindred-Leg", "decode");
+  head.headers.set("X-Kindred-Handoff-Bytes", fmt::format("{}", handoff_.size()));
+  const std::array<std::string_view, 2> parts = {exchange_.request.body, handoff_};
+  net::RequestDeadlines deadlines;
+  deadlines.head_ms = core_->options.decode_deadline_ms;
+  deadlines.read_ms = core_->options.idle_deadline_ms;
+  auto response =
+      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
+  if (!response) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(response).error());
+  const net::ResponseHead& got = (*response)->head();
+  if (got.status != 200) co_return co_await refused(**response, worker, may_restart);
+  const std::string* type = got.headers.find("Content-Type");
+  if (streams() && (type == nullptr || !type->starts_with("text/event-stream"))) {
+    failure_ = {.error = bad_worker_reply("the decode worker's reply is not an event stream")};
+    co_return Step::kRetry;
+  }
+  if (streams()) co_return co_await relay_events(**response, worker);
+  co_return co_await relay_whole(**response, worker);
+}
+
+net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::WorkerId worker, bool may_restart) {
+  failure_ = co_await read_answer(response, exchange_.id);
+  const int status = response.head().status;
+  const std::string& code = failure_.error.code;
+  core_->log.warn("{} refused a handoff: status {}, {}", core_->endpoint(worker).url(), status, code);
+  if (code == "kv_pull_failed" && may_restart) co_return Step::kRestart;
+  if (code == "handoff_invalid") {
+    // The router's fault, not the client's, whose request the prefill worker took.
+    failure_.status = 0;
+  } else if (worth_retrying(status) || status == 403 || status == 409) {
+    // What the pair said to each other means nothing to the client; being busy does.
+    if (status != 429 && status != 503) failure_.status = 0;
+    co_return Step::kRetry;
+  }
+  if (lease_) lease_->release();
+  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_return Step::kDone;
+}
+
+// What only a retry would need: a stream may last for minutes and there may be thousands.
+void PdFlow::forget_handoff() {
+  handoff_ = std::string();
+  counts_.reset();
+  reply_->forget_transfer();
+  exchange_.scan.prompt = {};
+  exchange_.request.body = std::string();
+}
+
+net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
+  RelaySource source(response, exchange_.writer);
+  Result<Piece> first = co_await source.next();
+  if (!first) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(first).error());
+  lease_->release();
+  forget_handoff();
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter_);
+  switch (result.end) {
+    case RelayEnd::kComplete: exchange_.outcome = Outcome::kOk; break;
+    case RelayEnd::kClientGone: exchange_.cancelled(); break;
+    case RelayEnd::kCut: {
+      LegFailure failure = transport_failure(*core_, worker, kDecodeWorker, result.error);
+      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      break;
+    }
+  }
+  co_return Step::kDone;
+}
+
+net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
+  Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
+  if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
+  lease_->release();
+  co_await exchange_.answer(200, to_client(response.head().headers, exchange_.id), *body);
+  co_return Step::kDone;
+}
+
+net::Task<PdFlow::Step> PdFlow::after_transport_error(fleet::WorkerId worker, std::string_view who, Error error) {
+  if (error.code == ErrorCode::kCancelled || exchange_.client_gone()) {
+    exchange_.cancelled();
+    co_return Step::kDone;
+  }
+  core_->log.warn("{}: request {}: {}", core_->endpoint(worker).url(), exchange_.id, error.message);
+  failure_ = transport_failure(*core_, worker, who, error);
+  if (worth_retrying(error)) co_return Step::kRetry;
+  if (lease_) lease_->release();
+  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_return Step::kDone;
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,121 @@
+#include "router/plain_flow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "router/headers.h"
+
+namespace kindred::router {
+namespace {
+
+constexpr std::string_view kWorker = "the worker";
+// What one request may count for, whatever number a client writes.
+constexpr uint64_t kMaxLoad = 1024;
+
+int64_t load_of(const RequestScan& scan) { return static_cast<int64_t>(std::clamp<uint64_t>(scan.n, 1, kMaxLoad)); }
+
+}  // namespace
+
+PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, fleet::Role role)
+    : core_(std::move(core)), exchange_(exchange), role_(role) {}
+
+net::Task<void> PlainFlow::run() {
+  failure_ = {.error = no_worker(fmt::format("no worker that serves '{}' is up", exchange_.model))};
+  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+    const std::optional<fleet::WorkerId> worker = choose();
+    if (!worker) break;
+    if (attempt > 0) core_->metrics.retried("plain");
+    tried_.push_back(*worker);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, load_of(exchange_.scan));
+    const bool done = co_await leg(*worker);
+    if (done) co_return;
+  }
+  co_await exchange_.fail(std::move(failure_));
+}
+
+std::optional<fleet::WorkerId> PlainFlow::choose() {
+  const MonotonicTime begun = core_->clock.now();
+  const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
+  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan))};
+  const auto decision = core_->plain_policy->choose({.workers = snapshot.views}, request);
+  if (!decision) return std::nullopt;
+  DecisionRecord out;
+  out.request_id = exchange_.id;
+  out.unix_s = core_->clock.unix_seconds();
+  out.model = exchange_.model;
+  out.decode_worker = snapshot.ids[decision->worker];
+  out.policy = decision->policy;
+  out.reason = policy::to_string(decision->reason);
+  out.fallback = policy::to_string(decision->fallback);
+  for (const uint32_t at : decision->candidates) out.candidates.push_back(snapshot.ids[at]);
+  out.decision_s = seconds_between(begun, core_->clock.now());
+  core_->metrics.decode_decision_s.observe(out.decision_s);
+  core_->decisions.add(std::move(out));
+  return snapshot.ids[decision->worker];
+}
+
+net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
+  net::RequestHead head = worker_head(exchange_);
+  const std::array<std::string_view, 1> parts = {exchange_.request.body};
+  net::RequestDeadlines deadlines;
+  deadlines.head_ms = core_->options.decode_deadline_ms;
+  deadlines.read_ms = core_->options.idle_deadline_ms;
+  auto response =
+      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
+  if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
+  const net::ResponseHead& got = (*response)->head();
+  if (worth_retrying(got.status)) {
+    failure_ = co_await read_answer(**response, exchange_.id);
+    co_return false;
+  }
+  const std::string* type = got.headers.find("Content-Type");
+  if (type != nullptr && type->starts_with("text/event-stream")) co_return co_await relay_events(**response, worker);
+  co_return co_await relay_whole(**response, worker);
+}
+
+net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
+  RelaySource source(response, exchange_.writer);
+  Result<Piece> first = co_await source.next();
+  if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
+  const bool started = co_await exchange_.start_stream(to_client(response.head().headers, exchange_.id));
+  if (!started) {
+    exchange_.cancelled();
+    co_return true;
+  }
+  StreamMeter meter(core_->clock, exchange_.arrived, core_->metrics);
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter);
+  switch (result.end) {
+    case RelayEnd::kComplete: exchange_.outcome = Outcome::kOk; break;
+    case RelayEnd::kClientGone: exchange_.cancelled(); break;
+    case RelayEnd::kCut: {
+      LegFailure failure = transport_failure(*core_, worker, kWorker, result.error);
+      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      break;
+    }
+  }
+  co_return true;
+}
+
+net::Task<bool> PlainFlow::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
+  Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
+  if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
+  const net::ResponseHead& got = response.head();
+  co_await exchange_.answer(got.status, to_client(got.headers, exchange_.id), *body);
+  co_return true;
+}
+
+net::Task<bool> PlainFlow::after_transport_error(fleet::WorkerId worker, Error error) {
+  if (error.code == ErrorCode::kCancelled || exchange_.client_gone()) {
+    exchange_.cancelled();
+    co_return true;
+  }
+  core_->log.warn("{}: request {}: {}", core_->endpoint(worker).url(), exchange_.id, error.message);
+  failure_ = transport_failure(*core_, worker, kWorker, error);
+  if (worth_retrying(error)) co_return false;
+  co_await exchange_.fail(std::move(failure_));
+  co_return true;
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,37 @@
+// One worker does the whole request: any OpenAI-compatible server, of which nothing about experts is
+// known. Balanced by load; bytes pass as they are.
+//
+// Thread-safety: none; one object per request, which must outlive run().
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "router/exchange.h"
+#include "router/relay.h"
+
+namespace kindred::router {
+
+class PlainFlow {
+ public:
+  // `role`: of the workers that may serve it.
+  PlainFlow(CorePtr core, Exchange& exchange, fleet::Role role = fleet::Role::kBoth);
+
+  net::Task<void> run();
+
+ private:
+  std::optional<fleet::WorkerId> choose();
+  // Each: true when the client has its answer or is gone, false to try another worker.
+  net::Task<bool> leg(fleet::WorkerId worker);
+  net::Task<bool> relay_events(net::ClientResponse& response, fleet::WorkerId worker);
+  net::Task<bool> relay_whole(net::ClientResponse& response, fleet::WorkerId worker);
+  net::Task<bool> after_transport_error(fleet::WorkerId worker, Error error);
+
+  CorePtr core_;
+  Exchange& exchange_;
+  fleet::Role role_;
+  std::vector<fleet::WorkerId> tried_;
+  LegFailure failure_;
+};
+
+}  // namespace kindred::router

@@ -1,0 +1,90 @@
+#include "router/prober.h"
+
+#include <fmt/format.h>
+
+#include "fleet/describe.h"
+
+namespace kindred::router {
+namespace {
+
+constexpr size_t kHealthBytes = 64 * 1024;
+constexpr size_t kModelsBytes = 1024 * 1024;
+
+void failed(Core& core, fleet::WorkerId worker, std::string why) {
+  if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+}
+
+// Whether the worker says that it serves. Reports to the fleet where it does not.
+net::Task<bool> check_health(Core& core, fleet::WorkerId worker, bool whole) {
+  net::RequestHead head;
+  head.method = "GET";
+  head.target = "/health";
+  net::RequestDeadlines deadlines;
+  deadlines.head_ms = core.options.health_timeout_ms;
+  deadlines.read_ms = core.options.health_timeout_ms;
+  const std::span<const std::string_view> no_body;
+  auto response =
+      co_await core.probe_client.send(core.endpoint(worker), std::move(head), no_body, core.closing.token(), deadlines);
+  if (!response) {
+    failed(core, worker, response.error().message);
+    co_return false;
+  }
+  const int status = (*response)->head().status;
+  const Result<std::string> body = co_await (*response)->read_all(kHealthBytes);
+  // Servers that are not engines (a gateway, a cloud endpoint) have no /health; their list of models must do.
+  if (status == 200 || (whole && status >= 400 && status < 500)) co_return true;
+  if (status == 503) {
+    // It speaks for itself (loading, draining): no need to ask three times.
+    const bool loading = body.ok() && body->find("loading") != std::string::npos;
+    const std::string why = loading ? "loading its model" : "says that it does not serve";
+    if (core.fleet.report_out(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+  } else {
+    failed(core, worker, fmt::format("GET /health: status {}", status));
+  }
+  co_return false;
+}
+
+net::Task<void> probe_loop(CorePtr core, fleet::WorkerId worker) {
+  const auto pause = core->workers[worker].pause;
+  while (!core->closing.cancelled()) {
+    co_await probe(*core, worker);
+    if (core->closing.cancelled()) break;
+    pause->expires_after(core->options.health_interval_ms);
+    co_await pause->async_wait(net::kNoThrow);
+  }
+}
+
+}  // namespace
+
+net::Task<void> probe(Core& core, fleet::WorkerId worker) {
+  const bool whole = core.options.prefill.size() + core.options.decode.size() <= worker;
+  const bool serves = co_await check_health(core, worker, whole);
+  if (!serves) co_return;
+  std::string target = "/v1/models";
+  Result<std::string> models = co_await core.probe_client.get(core.endpoint(worker), std::move(target), kModelsBytes,
+                                                              core.options.health_timeout_ms, core.closing.token());
+  if (!models) {
+    failed(core, worker, models.error().message);
+    co_return;
+  }
+  Result<fleet::Description> description = fleet::parse_models(*models);
+  if (!description) {
+    failed(core, worker, description.error().message);
+    co_return;
+  }
+  if (!core.fleet.report_up(worker, *std::move(description))) co_return;
+  const fleet::WorkerStatus now = core.fleet.status()[worker];
+  if (now.health == fleet::Health::kUp) {
+    core.log.info("{} is up: {}, {}", now.spec.url, fleet::to_string(now.spec.role), now.description.models.front());
+  } else {
+    core.log.warn("{} is of no use: {}", now.spec.url, now.problem);
+  }
+}
+
+void start_probing(const CorePtr& core) {
+  for (fleet::WorkerId id = 0; id < core->workers.size(); ++id) {
+    KINDRED_CHECK(Core::spawn(core, probe_loop(core, id)));
+  }
+}
+
+}  // namespace kindred::router

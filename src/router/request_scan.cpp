@@ -1,0 +1,229 @@
+#include "router/request_scan.h"
+
+#include <fmt/format.h>
+#include <simdjson.h>
+
+#include <algorithm>
+#include <array>
+
+namespace kindred::router {
+namespace {
+
+namespace ondemand = simdjson::ondemand;
+using simdjson::error_code;
+
+// Deeper than any schema in use; simdjson itself would go to 1024.
+constexpr size_t kMaxDepth = 128;
+
+// On vLLM and SGLang these name a peer, a lease or a rank: a client that sets them can read another
+// request's KV or kill an engine.
+constexpr std::array<std::string_view, 5> kForbidden = {"kv_transfer_params", "ec_transfer_params",
+                                                        "disaggregated_params", "routed_dp_rank", "data_parallel_rank"};
+constexpr std::array<std::string_view, 2> kForbiddenPrefixes = {"bootstrap_", "disagg_"};
+
+enum Seen : unsigned {
+  kModel = 1,
+  kStream = 2,
+  kCount = 4,
+  kMaxTokens = 8,
+  kMaxCompletionTokens = 16,
+  kPrompt = 32,
+  kMessages = 64,
+};
+
+static_assert(simdjson::SIMDJSON_PADDING <= 64, "net::kBodyPadding is what request bodies carry");
+
+Error not_json(std::string_view why) { return invalid(fmt::format("the request body is not valid JSON: {}", why)); }
+
+Error not_json(error_code code) {
+  if (code == simdjson::DEPTH_ERROR) return not_json(fmt::format("nested deeper than {} levels", kMaxDepth));
+  return not_json(simdjson::error_message(code));
+}
+
+Error wrong_type(std::string_view field, std::string_view accepted) {
+  return invalid(fmt::format("'{}' must be {}", field, accepted), std::string(field));
+}
+
+// simdjson skips a value by counting brackets, which lets broken JSON pass; walking it does not.
+error_code walk(ondemand::value value, size_t depth) {
+  if (depth > kMaxDepth) return simdjson::DEPTH_ERROR;
+  ondemand::json_type type{};
+  if (const error_code code = value.type().get(type)) return code;
+  switch (type) {
+    case ondemand::json_type::array: {
+      ondemand::array array;
+      if (const error_code code = value.get_array().get(array)) return code;
+      for (auto item : array) {
+        ondemand::value inner;
+        if (const error_code code = item.get(inner)) return code;
+        if (const error_code code = walk(inner, depth + 1)) return code;
+      }
+      return simdjson::SUCCESS;
+    }
+    case ondemand::json_type::object: {
+      ondemand::object object;
+      if (const error_code code = value.get_object().get(object)) return code;
+      for (auto field : object) {
+        ondemand::value inner;
+        if (const error_code code = field.value().get(inner)) return code;
+        if (const error_code code = walk(inner, depth + 1)) return code;
+      }
+      return simdjson::SUCCESS;
+    }
+    case ondemand::json_type::boolean: return value.get_bool().error();
+    case ondemand::json_type::null: {
+      bool null = false;
+      if (const error_code code = value.is_null().get(null)) return code;
+      return null ? simdjson::SUCCESS : simdjson::N_ATOM_ERROR;
+    }
+    // The spelling of numbers and escapes is the worker's to judge. An untouched token is skipped by the
+    // container's iterator.
+    case ondemand::json_type::number:
+    case ondemand::json_type::string: return simdjson::SUCCESS;
+  }
+  return simdjson::INCORRECT_TYPE;
+}
+
+std::string_view trimmed(std::string_view text) {
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
+}
+
+class Scanner {
+ public:
+  explicit Scanner(ondemand::document& document) : document_(document) {}
+
+  Result<RequestScan> run() {
+    ondemand::object object;
+    if (const error_code code = document_.get_object().get(object)) {
+      if (code == simdjson::INCORRECT_TYPE) return invalid("the request body must be a JSON object");
+      return not_json(code);
+    }
+    for (auto field : object) {
+      std::string_view key;
+      // Unescaped, so that "kv\u005ftransfer_params" is what it will be to the worker.
+      if (const error_code code = field.unescaped_key().get(key)) return not_json(code);
+      if (is_forbidden_field(key)) {
+        return invalid(fmt::format("'{}' may not be set by a client", key), std::string(key));
+      }
+      ondemand::value value;
+      if (const error_code code = field.value().get(value)) return not_json(code);
+      if (Status taken = take(key, value); !taken) return std::move(taken).error();
+    }
+    if (document_.current_location().error() == simdjson::SUCCESS) return not_json("something follows the object");
+    if (max_completion_tokens_) out_.max_tokens = max_completion_tokens_;
+    out_.prompt = messages_.empty() ? prompt_ : messages_;
+    return std::move(out_);
+  }
+
+ private:
+  Status take(std::string_view key, ondemand::value value) {
+    if (key == "model") return take_model(value);
+    if (key == "stream") return take_stream(value);
+    if (key == "n") {
+      std::optional<uint64_t> n;
+      if (Status taken = take_count(key, kCount, value, n); !taken) return taken;
+      out_.n = n.value_or(1);
+      return {};
+    }
+    if (key == "max_tokens") return take_count(key, kMaxTokens, value, out_.max_tokens);
+    if (key == "max_completion_tokens") return take_count(key, kMaxCompletionTokens, value, max_completion_tokens_);
+    if (key == "prompt") return take_span(key, kPrompt, value, prompt_);
+    if (key == "messages") return take_span(key, kMessages, value, messages_);
+    if (const error_code code = walk(value, 2)) return not_json(code);
+    return {};
+  }
+
+  Status once(std::string_view key, unsigned bit) {
+    if ((seen_ & bit) != 0) return invalid(fmt::format("'{}' is given twice", key), std::string(key));
+    seen_ |= bit;
+    return {};
+  }
+
+  Status take_model(ondemand::value value) {
+    if (Status first = once("model", kModel); !first) return first;
+    if (value.type().value_unsafe() != ondemand::json_type::string) return wrong_type("model", "a string");
+    std::string_view text;
+    if (const error_code code = value.get_string().get(text)) return not_json(code);
+    out_.model = std::string(text);
+    return {};
+  }
+
+  // The official SDKs send null for what was left out.
+  Status take_stream(ondemand::value value) {
+    if (Status first = once("stream", kStream); !first) return first;
+    const ondemand::json_type type = value.type().value_unsafe();
+    if (type == ondemand::json_type::null) return check(walk(value, 2));
+    if (type != ondemand::json_type::boolean) return wrong_type("stream", "true or false");
+    return check(value.get_bool().get(out_.stream));
+  }
+
+  Status take_count(std::string_view key, unsigned bit, ondemand::value value, std::optional<uint64_t>& out) {
+    if (Status first = once(key, bit); !first) return first;
+    const ondemand::json_type type = value.type().value_unsafe();
+    if (type == ondemand::json_type::null) return check(walk(value, 2));
+    int64_t number = 0;
+    if (type != ondemand::json_type::number || value.get_int64().get(number) != simdjson::SUCCESS || number < 0) {
+      return wrong_type(key, "a non-negative integer");
+    }
+    out = static_cast<uint64_t>(number);
+    return {};
+  }
+
+  Status take_span(std::string_view key, unsigned bit, ondemand::value value, std::string_view& out) {
+    if (Status first = once(key, bit); !first) return first;
+    const ondemand::json_type type = value.type().value_unsafe();
+    const bool chat = bit == kMessages;
+    if (type != ondemand::json_type::array && (chat || type != ondemand::json_type::string)) {
+      return wrong_type(key, chat ? "a list of messages" : "a string or a list");
+    }
+    const std::string_view token = value.raw_json_token();
+    if (type == ondemand::json_type::string) {
+      out = trimmed(token);
+      return check(value.get_raw_json_string().error());
+    }
+    if (const error_code code = walk(value, 2)) return not_json(code);
+    const char* end = nullptr;
+    if (const error_code code = document_.current_location().get(end)) return not_json(code);
+    out = trimmed({token.data(), static_cast<size_t>(end - token.data())});
+    return {};
+  }
+
+  static Status check(error_code code) {
+    if (code != simdjson::SUCCESS) return not_json(code);
+    return {};
+  }
+
+  ondemand::document& document_;
+  RequestScan out_;
+  std::optional<uint64_t> max_completion_tokens_;
+  std::string_view prompt_, messages_;
+  unsigned seen_ = 0;
+};
+
+}  // namespace
+
+bool is_forbidden_field(std::string_view name) {
+  if (std::find(kForbidden.begin(), kForbidden.end(), name) != kForbidden.end()) return true;
+  return std::any_of(kForbiddenPrefixes.begin(), kForbiddenPrefixes.end(),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+Result<RequestScan> scan_request(std::string_view body, size_t capacity_bytes) {
+  ondemand::parser parser;
+  simdjson::padded_string copy;
+  if (capacity_bytes < body.size() + simdjson::SIMDJSON_PADDING) copy = simdjson::padded_string(body);
+  const simdjson::padded_string_view padded =
+      copy.size() == 0 ? simdjson::padded_string_view(body.data(), body.size(), capacity_bytes)
+                       : simdjson::padded_string_view(copy);
+  ondemand::document document;
+  if (const error_code code = parser.iterate(padded).get(document)) return not_json(code);
+  Result<RequestScan> scan = Scanner(document).run();
+  // `prompt` points into what was parsed; move it back to the caller's bytes.
+  if (scan && copy.size() != 0 && !scan->prompt.empty()) {
+    scan->prompt = body.substr(static_cast<size_t>(scan->prompt.data() - copy.data()), scan->prompt.size());
+  }
+  return scan;
+}
+
+}  // namespace kindred::router

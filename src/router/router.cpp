@@ -1,0 +1,186 @@
+#include "router/router.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "router/admin.h"
+#include "router/exchange.h"
+#include "router/headers.h"
+#include "router/pd_flow.h"
+#include "router/plain_flow.h"
+#include "router/prober.h"
+
+namespace kindred::router {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::array<std::string_view, 2> kGeneratePaths = {"/v1/chat/completions", "/v1/completions"};
+// Paths of other jobs, which one worker does by itself.
+constexpr std::array<std::string_view, 7> kPlainPaths = {
+    "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"};
+
+bool contains(std::span<const std::string_view> paths, std::string_view path) {
+  return std::find(paths.begin(), paths.end(), path) != paths.end();
+}
+
+std::string request_id(Core& core, const net::RequestHead& head) {
+  const std::string* given = head.headers.find(kRequestIdHeader);
+  return given != nullptr && is_sane_request_id(*given) ? *given : core.new_request_id();
+}
+
+// Which model to route by, or the error that says why there is none.
+std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
+  if (exchange.scan.model) exchange.model = *exchange.scan.model;
+  if (exchange.model.empty()) {
+    const auto models = core.fleet.models();
+    if (models.size() == 1) exchange.model = models.front().id;
+  }
+  if (!exchange.model.empty() && core.fleet.serving(exchange.model).known) return std::nullopt;
+  if (core.fleet.models().empty()) return no_worker(not_ready_reason(core));
+  return model_not_found(exchange.model, served_models_text(core));
+}
+
+std::string why_unserved(const fleet::Serving& serving, std::string_view model) {
+  if (serving.prefill_up > 0 && serving.decode_up > 0) {
+    return fmt::format("prefill and decode workers of '{}' are up, but no two with the same model fingerprint", model);
+  }
+  if (serving.prefill_up > 0) return fmt::format("no decode worker that serves '{}' is up", model);
+  return fmt::format("no {}worker that serves '{}' is up", serving.decode_up > 0 ? "prefill " : "", model);
+}
+
+net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
+  const fleet::Serving serving = core->fleet.serving(exchange.model);
+  if (serving.paired) {
+    PdFlow flow(core, exchange);
+    co_await flow.run();
+  } else if (serving.plain_up > 0) {
+    PlainFlow flow(core, exchange);
+    co_await flow.run();
+  } else {
+    ApiError error = no_worker(why_unserved(serving, exchange.model));
+    co_await exchange.fail(std::move(error));
+  }
+}
+
+net::Task<void> serve_plain(CorePtr core, Exchange& exchange) {
+  // Tokenising is the same on every worker of a model; prefill workers know how.
+  const bool whole = core->fleet.serving(exchange.model).plain_up > 0;
+  const bool tokens = exchange.request.head.path().ends_with("tokenize");
+  PlainFlow flow(core, exchange, !whole && tokens ? fleet::Role::kPrefill : fleet::Role::kBoth);
+  co_await flow.run();
+}
+
+net::Task<void> serve(CorePtr core, Exchange& exchange) {
+  const net::RequestHead& head = exchange.request.head;
+  const std::string_view path = head.path();
+  const bool generate = contains(kGeneratePaths, path);
+  if (!generate && !contains(kPlainPaths, path)) {
+    ApiError error = api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", path)});
+    co_await exchange.fail(std::move(error));
+    co_return;
+  }
+  if (head.method != "POST") {
+    ApiError error = api_error(invalid(fmt::format("{} answers POST", path)));
+    error.status = 405;
+    error.allow = "POST";
+    co_await exchange.fail(std::move(error));
+    co_return;
+  }
+  const std::string& body = exchange.request.body;
+  Result<RequestScan> scan = scan_request(body, body.capacity());
+  if (!scan) {
+    ApiError error = api_error(scan.error());
+    co_await exchange.fail(std::move(error));
+    co_return;
+  }
+  exchange.scan = *std::move(scan);
+  std::optional<ApiError> unknown = name_model(*core, exchange);
+  if (unknown) {
+    co_await exchange.fail(*std::move(unknown));
+    co_return;
+  }
+  if (generate) co_await serve_generate(core, exchange);
+  else co_await serve_plain(core, exchange);
+}
+
+// A request's place among the `max_inflight`.
+class Place {
+ public:
+  explicit Place(Core& core) : core_(core) { count(+1); }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  ~Place() { count(-1); }
+
+ private:
+  void count(int by) {
+    core_.requests_in_flight += static_cast<size_t>(by);
+    core_.metrics.requests_in_flight.set(static_cast<double>(core_.requests_in_flight));
+  }
+  Core& core_;
+};
+
+net::Task<void> handle(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
+  Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
+  const bool answered = co_await answer_admin(*core, exchange);
+  if (answered) co_return;
+  if (core->requests_in_flight >= core->options.max_inflight) {
+    ApiError busy = api_error(
+        Error{ErrorCode::kExhausted, fmt::format("{} requests are being served already", core->requests_in_flight)});
+    co_await exchange.fail(std::move(busy));
+  } else {
+    const Place place(*core);
+    co_await serve(core, exchange);
+  }
+  core->metrics.request_done(exchange.outcome, exchange.status);
+}
+
+// Polled, since what is waited for are counters and this happens once.
+net::Task<void> wait_until_background_is(CorePtr core, size_t tasks, std::chrono::milliseconds deadline_ms) {
+  const auto until = std::chrono::steady_clock::now() + deadline_ms;
+  net::asio::steady_timer timer(core->executor);
+  while (core->background() > tasks && std::chrono::steady_clock::now() < until) {
+    timer.expires_after(5ms);
+    co_await timer.async_wait(net::kNoThrow);
+  }
+}
+
+}  // namespace
+
+Router::Router(CorePtr core) : core_(std::move(core)) {}
+
+Router::~Router() { core_->closing.cancel(); }
+
+Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor, RouterOptions options,
+                                             const Clock& clock) {
+  Result<CorePtr> core = Core::make(executor, std::move(options), clock);
+  if (!core) return std::move(core).error();
+  std::unique_ptr<Router> router(new Router(*core));  // the constructor is private
+  net::ServerOptions server;
+  server.body_bytes = (*core)->options.body_bytes;
+  router->server_ = std::make_unique<net::HttpServer>(
+      executor, server,
+      [core = *core](net::Request& request, net::ResponseWriter& writer) { return handle(core, request, writer); });
+  return router;
+}
+
+Result<uint16_t> Router::listen() {
+  Result<uint16_t> port = server_->listen(core_->options.host, core_->options.port);
+  if (port) start_probing(core_);
+  return port;
+}
+
+net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
+  core_->draining = true;
+  server_->stop();
+  co_await server_->drain(deadline_ms);
+  // What is left are the probers, which never end by themselves, and the last releases of leases.
+  co_await wait_until_background_is(core_, core_->workers.size(), 1s);
+  core_->closing.cancel();
+  for (const Core::Worker& worker : core_->workers) worker.pause->cancel();
+  co_await wait_until_background_is(core_, 0, 1s);
+}
+
+}  // namespace kindred::router

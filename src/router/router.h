@@ -1,0 +1,44 @@
+// The router: an OpenAI-compatible server in front of a fleet of workers.
+//
+// Thread-safety: confined to the io_context's thread.
+// Lifetime: destroy it after drain() has returned or when the io_context runs no more, and before the
+// io_context.
+#pragma once
+
+#include <boost/asio/any_io_executor.hpp>
+#include <chrono>
+#include <memory>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "net/http_server.h"
+#include "net/task.h"
+#include "router/core.h"
+#include "router/options.h"
+
+namespace kindred::router {
+
+class Router {
+ public:
+  // `clock` is borrowed. Errors: kInvalid, naming the option; that of reading the cohort file.
+  static Result<std::unique_ptr<Router>> make(net::asio::any_io_executor executor, RouterOptions options,
+                                              const Clock& clock);
+  ~Router();
+
+  // Binds, starts to serve and to look for the workers; none of them need be there yet. Returns the
+  // port. Error kIo: address and cause.
+  Result<uint16_t> listen();
+
+  // Takes no more requests, lets those in flight finish until `deadline_ms`, and ends all background work.
+  net::Task<void> drain(std::chrono::milliseconds deadline_ms);
+
+  Core& core() { return *core_; }
+
+ private:
+  explicit Router(CorePtr core);
+
+  CorePtr core_;
+  std::unique_ptr<net::HttpServer> server_;
+};
+
+}  // namespace kindred::router

@@ -1,0 +1,83 @@
+#include "router/router_metrics.h"
+
+#include <fmt/format.h>
+
+namespace kindred::router {
+namespace {
+
+constexpr std::array<double, 12> kSimilarityBounds = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1};
+constexpr std::array<double, 9> kBandBounds = {1, 2, 3, 4, 6, 8, 12, 16, 32};
+
+constexpr std::string_view kDecisionName = "kindred_router_decision_seconds";
+constexpr std::string_view kDecisionHelp = "Time to choose a worker, reading expert counts included.";
+
+}  // namespace
+
+std::string_view to_string(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kOk: return "ok";
+    case Outcome::kClientError: return "client_error";
+    case Outcome::kRejected: return "rejected";
+    case Outcome::kFailed: return "failed";
+    case Outcome::kCut: return "cut";
+    case Outcome::kCancelled: return "cancelled";
+  }
+  return "?";
+}
+
+RouterMetrics::RouterMetrics()
+    : ttft_s(registry_.histogram("kindred_router_ttft_seconds",
+                                 "From the request's arrival to the first event sent to the client.",
+                                 latency_bounds_s())),
+      tpot_s(registry_.histogram("kindred_router_tpot_seconds",
+                                 "Mean time between the events of a stream after its first, per request.",
+                                 latency_bounds_s())),
+      prefill_decision_s(registry_.histogram(kDecisionName, kDecisionHelp, decision_bounds_s(), {{"leg", "prefill"}})),
+      decode_decision_s(registry_.histogram(kDecisionName, kDecisionHelp, decision_bounds_s(), {{"leg", "decode"}})),
+      similarity(registry_.histogram("kindred_router_similarity",
+                                     "Cosine of a request's signature to the cohort of the worker chosen.",
+                                     kSimilarityBounds)),
+      band_size(
+          registry_.histogram("kindred_router_band_size", "Workers in the locality band of a request.", kBandBounds)),
+      requests_in_flight(registry_.gauge("kindred_router_requests_in_flight", "Requests being served.")),
+      bad_counts(registry_.counter("kindred_router_bad_counts_total",
+                                   "Prefill replies whose expert counts did not pass their checks.")),
+      leases_released(registry_.counter("kindred_router_leases_released_total", "KV leases released.")),
+      leases_stranded(registry_.counter("kindred_router_leases_stranded_total",
+                                        "KV leases whose release failed; they end with their time to live.")) {
+  for (size_t i = 1; i < policy::kFallbackReasons; ++i) {
+    const std::string reason(policy::to_string(static_cast<policy::FallbackReason>(i)));
+    fallbacks_[i] = &registry_.counter("kindred_router_fallbacks_total",
+                                       "Decode decisions made on load alone though the policy wanted experts.",
+                                       {{"reason", reason}});
+  }
+}
+
+void RouterMetrics::request_done(Outcome outcome, int status) {
+  registry_
+      .counter("kindred_router_requests_total", "Requests by how they ended for the client.",
+               {{"outcome", std::string(to_string(outcome))}, {"status", fmt::format("{}", status)}})
+      .add();
+}
+
+void RouterMetrics::retried(std::string_view leg) {
+  registry_.counter("kindred_router_retries_total", "Legs tried on a further worker.", {{"leg", std::string(leg)}})
+      .add();
+}
+
+void RouterMetrics::fell_back(policy::FallbackReason reason) {
+  if (Counter* counter = fallbacks_[static_cast<size_t>(reason)]; counter != nullptr) counter->add();
+}
+
+std::string RouterMetrics::render(const fleet::Fleet& fleet) {
+  for (const fleet::WorkerStatus& worker : fleet.status()) {
+    const Labels labels = {{"role", std::string(fleet::to_string(worker.spec.role))}, {"worker", worker.spec.url}};
+    registry_.gauge("kindred_router_in_flight", "Requests in flight at a worker; n choices count n.", labels)
+        .set(static_cast<double>(worker.in_flight));
+    registry_.gauge("kindred_router_worker_up", "1 if the worker is up.", labels)
+        .set(worker.health == fleet::Health::kUp ? 1 : 0);
+  }
+  return registry_.render();
+}
+
+}  // namespace kindred::router

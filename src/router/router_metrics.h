@@ -1,0 +1,55 @@
+// The router's own metrics, `kindred_router_*`.
+//
+// Thread-safety: that of base/metrics.h.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "base/metrics.h"
+#include "fleet/fleet.h"
+#include "policy/types.h"
+
+namespace kindred::router {
+
+// How a request ended, seen from the client.
+enum class Outcome {
+  kOk,
+  kClientError,  // 4xx, the router's or a worker's
+  kRejected,     // 429 of the router's own
+  kFailed,       // 5xx
+  kCut,          // an error after the stream had begun
+  kCancelled,    // the client left
+};
+std::string_view to_string(Outcome outcome);
+
+class RouterMetrics {
+ public:
+  RouterMetrics();
+
+  void request_done(Outcome outcome, int status);
+  void retried(std::string_view leg);
+  void fell_back(policy::FallbackReason reason);
+
+  // With the gauges of the workers as they are now.
+  std::string render(const fleet::Fleet& fleet);
+
+ private:
+  Registry registry_;  // first: the references below are into it
+  std::array<Counter*, policy::kFallbackReasons> fallbacks_{};
+
+ public:
+  Histogram& ttft_s;
+  Histogram& tpot_s;
+  Histogram& prefill_decision_s;
+  Histogram& decode_decision_s;
+  Histogram& similarity;
+  Histogram& band_size;
+  Gauge& requests_in_flight;
+  Counter& bad_counts;
+  Counter& leases_released;
+  Counter& leases_stranded;  // left to their time to live
+};
+
+}  // namespace kindred::router
