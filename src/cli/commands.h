@@ -15,5 +15,6 @@ int run_record(Args args);
 int run_fit(Args args);
 int run_status(Args args);
 int run_model(Args args);
+int run_bench(Args args);
 
 }  // namespace kindred::cli

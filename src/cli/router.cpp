@@ -1,0 +1,154 @@
+// `kindred router`: an OpenAI-compatible endpoint over a fleet of workers.
+#include "router/router.h"
+
+#include <fmt/format.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "cli/commands.h"
+
+namespace kindred::cli {
+namespace {
+
+namespace asio = net::asio;
+using std::chrono::milliseconds;
+
+constexpr int64_t kDayMs = 86'400'000;
+
+struct Options {
+  std::string host = "127.0.0.1";
+  int64_t port = 8000;
+  std::vector<std::string> prefill, decode, worker;
+  std::string decode_policy = "locality-band", prefill_policy = "prefix-hash";
+  double tau = 0.1, load_cap = 1.25;
+  std::string tie_break = "rotate";
+  std::string cohorts;
+  int64_t seed = 1;
+  int64_t prefix_bytes = 1024;
+  int64_t health_interval_ms = 1'000;
+  int64_t retries = 2;
+  int64_t prefill_deadline_ms = 600'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
+  int64_t body_bytes = 64LL << 20;
+  int64_t max_inflight = 4096;
+  int64_t decisions = 1024;
+  int64_t drain_ms = 30'000;
+};
+
+std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
+
+ConfigSchema schema_of(Options& o) {
+  ConfigSchema schema("router [--config fleet.yaml] [OPTIONS]",
+                      "Serves OpenAI's API over a fleet of workers, and chooses where each request is decoded by the "
+                      "experts its prompt uses.");
+  schema.text("host", &o.host, "address to listen on");
+  schema.integer("port", &o.port, 0, 65535, "port to listen on; 0 takes a free one");
+  schema.list("prefill", &o.prefill, "URL of a worker that runs prompts");
+  schema.list("decode", &o.decode, "URL of a worker that generates; cohort i belongs to the i-th");
+  schema.list("worker", &o.worker, "URL of an OpenAI-compatible server that does both");
+  schema.choice("decode_policy", &o.decode_policy, names(policy::decode_policy_names()), "how to choose it");
+  schema.choice("prefill_policy", &o.prefill_policy, names(policy::prefill_policy_names()), "how to choose it");
+  schema.text("cohorts", &o.cohorts, "cohort file of `kindred fit`, for locality-band");
+  schema.real("tau", &o.tau, 0, 2, "locality-band: similarity a candidate may lose to the best");
+  schema.real("load_cap", &o.load_cap, 0, 1e9, "locality-band: multiple of the mean load, at least 1; 0: none");
+  schema.choice("tie_break", &o.tie_break, {"rotate", "lowest-index", "random"}, "who wins among equals");
+  schema.integer("seed", &o.seed, 0, INT64_MAX, "of random choices");
+  schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
+  schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
+  schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
+  schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
+  schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
+                 "for a decode worker to begin to answer; without streaming, to generate it all");
+  schema.integer("idle_deadline_ms", &o.idle_deadline_ms, 1, kDayMs, "for more bytes of an answer that has begun");
+  schema.integer("body_bytes", &o.body_bytes, 1024, INT64_MAX, "longest request body");
+  schema.integer("max_inflight", &o.max_inflight, 1, 1'000'000, "requests served at once");
+  schema.integer("decisions", &o.decisions, 0, 1'000'000, "last decisions kept for /status");
+  schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
+  schema.accept_config_file();
+  return schema;
+}
+
+router::RouterOptions router_options(const Options& o) {
+  router::RouterOptions out;
+  out.host = o.host;
+  out.port = static_cast<uint16_t>(o.port);
+  out.prefill = o.prefill;
+  out.decode = o.decode;
+  out.worker = o.worker;
+  out.prefill_policy.name = o.prefill_policy;
+  out.prefill_policy.prefix_bytes = static_cast<uint32_t>(o.prefix_bytes);
+  out.prefill_policy.tie_break = o.tie_break;
+  out.prefill_policy.seed = static_cast<uint64_t>(o.seed);
+  out.decode_policy.name = o.decode_policy;
+  out.decode_policy.tau = o.tau;
+  out.decode_policy.load_cap = o.load_cap;
+  out.decode_policy.tie_break = o.tie_break;
+  out.decode_policy.seed = static_cast<uint64_t>(o.seed);
+  out.cohorts = o.cohorts;
+  out.health_interval_ms = milliseconds(o.health_interval_ms);
+  out.retries = static_cast<uint32_t>(o.retries);
+  out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
+  out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);
+  out.idle_deadline_ms = milliseconds(o.idle_deadline_ms);
+  out.body_bytes = static_cast<size_t>(o.body_bytes);
+  out.max_inflight = static_cast<size_t>(o.max_inflight);
+  out.decisions = static_cast<size_t>(o.decisions);
+  return out;
+}
+
+// Serves until SIGINT or SIGTERM, then lets requests finish. A second signal ends at once.
+int serve(asio::io_context& context, router::Router& router, milliseconds drain_ms) {
+  asio::signal_set signals(context, SIGINT, SIGTERM);
+  signals.async_wait([&](boost::system::error_code error, int) {
+    if (error) return;
+    fmt::print(stderr, "kindred router: no new requests; {} in flight may finish within {} s\n",
+               router.core().requests_in_flight, drain_ms.count() / 1000);
+    signals.async_wait([&](boost::system::error_code again, int) {
+      if (!again) context.stop();
+    });
+    asio::co_spawn(context, router.drain(drain_ms), [&](const std::exception_ptr&) { context.stop(); });
+  });
+  context.run();
+  return 0;
+}
+
+}  // namespace
+
+int run_router(Args args) {
+  Options options;
+  ConfigSchema schema = schema_of(options);
+  if (Status parsed = schema.parse_flags(args); !parsed) {
+    fmt::print(stderr, "kindred router: {}\n", parsed.error().message);
+    return 2;
+  }
+  if (schema.help_requested()) {
+    fmt::print("{}", schema.help());
+    return 0;
+  }
+  const SystemClock clock;
+  asio::io_context context(1);
+  auto router = router::Router::make(context.get_executor(), router_options(options), clock);
+  if (!router) {
+    fmt::print(stderr, "kindred router: {}\n", router.error().message);
+    return router.error().code == ErrorCode::kInvalid ? 2 : 1;
+  }
+  const Result<uint16_t> port = (*router)->listen();
+  if (!port) {
+    fmt::print(stderr, "kindred router: {}\n", port.error().message);
+    return 1;
+  }
+  fmt::print("kindred router: listening on http://{}:{} ({} prefill, {} decode, {} whole; policy {})\n", options.host,
+             *port, options.prefill.size(), options.decode.size(), options.worker.size(), options.decode_policy);
+  std::fflush(stdout);
+  return serve(context, **router, milliseconds(options.drain_ms));
+}
+
+}  // namespace kindred::cli

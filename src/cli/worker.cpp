@@ -1,0 +1,243 @@
+// `kindred worker`: loads a model and serves it until told to stop.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/config.h"
+#include "cli/commands.h"
+#include "engine/engine.h"
+#include "engine/model.h"
+#include "engine/worker.h"
+
+namespace kindred::cli {
+namespace {
+
+namespace asio = net::asio;
+using net::Task;
+
+struct Options {
+  std::string model;
+  std::string role = "both";
+  std::string host = "127.0.0.1";
+  int64_t port = 8100;
+  std::string name = "w0";
+  std::string served_model_name;
+  std::vector<std::string> peer;
+  int64_t context_tokens = 4096, kv_tokens = 16384, sequences = 64, token_budget = 512, block_tokens = 16;
+  bool prefix_cache = true;
+  int64_t threads = 0;
+  int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;
+  int64_t drain_ms = 10'000;
+};
+
+ConfigSchema schema_of(Options& o) {
+  ConfigSchema schema("worker --model MODEL.gguf [OPTIONS]",
+                      "Serves a GGUF model over OpenAI's API, or one leg of requests for a Kindred router.");
+  schema.text("model", &o.model, "GGUF file (required)");
+  schema.choice("role", &o.role, {"prefill", "decode", "both"}, "what this worker does; both also serves clients");
+  schema.text("host", &o.host, "address to listen on");
+  schema.integer("port", &o.port, 0, 65535, "port to listen on; 0 takes a free one");
+  schema.text("name", &o.name, "name in messages");
+  schema.text("served_model_name", &o.served_model_name, "the model's name for clients; default: the GGUF's own");
+  schema.list("peer", &o.peer, "prefill worker whose KV this one may pull (decode, both)");
+  schema.integer("context_tokens", &o.context_tokens, 2, 1 << 30, "longest prompt and output together");
+  schema.integer("kv_tokens", &o.kv_tokens, 2, 1 << 30, "KV cells, shared by all sequences and the prefix cache");
+  schema.integer("sequences", &o.sequences, 1, 255, "sequences evaluated at once");
+  schema.integer("token_budget", &o.token_budget, 1, 1 << 20, "tokens a step");
+  schema.integer("block_tokens", &o.block_tokens, 1, 255, "tokens of a KV block");
+  schema.flag("prefix_cache", &o.prefix_cache, "keep the KV of prompts for later ones");
+  schema.integer("threads", &o.threads, 0, 1024, "threads; 0: one per core");
+  schema.integer("lease_bytes", &o.lease_bytes, 0, INT64_MAX, "memory for KV between prefill and decode");
+  schema.integer("lease_ttl_ms", &o.lease_ttl_ms, 1, 86'400'000, "how long it is kept for a decode worker");
+  schema.integer("body_bytes", &o.body_bytes, 1024, INT64_MAX, "longest request body");
+  schema.integer("drain_ms", &o.drain_ms, 0, 86'400'000, "time for running requests to end after SIGTERM");
+  schema.accept_config_file();
+  return schema;
+}
+
+Result<engine::WorkerOptions> worker_options(const Options& o) {
+  engine::WorkerOptions out;
+  out.role = o.role == "prefill"  ? engine::Role::kPrefill
+             : o.role == "decode" ? engine::Role::kDecode
+                                  : engine::Role::kBoth;
+  out.served_model = o.served_model_name;
+  out.version = KINDRED_VERSION;
+  out.lease_bytes = static_cast<uint64_t>(o.lease_bytes);
+  out.lease_ttl = std::chrono::milliseconds(o.lease_ttl_ms);
+  out.body_bytes = static_cast<size_t>(o.body_bytes);
+  for (const std::string& peer : o.peer) {
+    const auto endpoint = net::parse_endpoint(peer);
+    if (!endpoint) return invalid(fmt::format("--peer: {}", endpoint.error().message), "peer");
+    out.peers.push_back(*endpoint);
+  }
+  if (out.role == engine::Role::kDecode && out.peers.empty())
+    return invalid("--peer is needed for --role decode: the prefill workers whose KV it may pull", "peer");
+  return out;
+}
+
+engine::EngineOptions engine_options(const Options& o) {
+  engine::EngineOptions out;
+  out.context_tokens = static_cast<uint32_t>(o.context_tokens);
+  out.kv_tokens = static_cast<uint32_t>(o.kv_tokens);
+  out.sequences = static_cast<uint32_t>(o.sequences);
+  out.token_budget = static_cast<uint32_t>(o.token_budget);
+  out.block_tokens = static_cast<uint32_t>(o.block_tokens);
+  out.prefix_cache = o.prefix_cache;
+  out.threads = static_cast<uint32_t>(o.threads);
+  return out;
+}
+
+void show_progress(const std::string& path, float done) {
+  static const bool terminal = isatty(STDERR_FILENO) == 1;
+  if (terminal) fmt::print(stderr, "\rloading {}: {:3.0f} %{}", path, done * 100, done >= 1 ? "\n" : "");
+}
+
+// libgomp reads its environment when it is loaded, before main(): the only way to choose its waiting is
+// to start again. Spinning threads of several workers on the same cores cost more than they save.
+void make_openmp_wait_passively() {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  const auto line = read_file("/proc/self/cmdline");
+  if (!line) return;  // not Linux; slower at worst
+  std::string args = *line;
+  std::vector<char*> argv;
+  for (size_t at = 0; at < args.size(); at += std::strlen(args.data() + at) + 1) argv.push_back(args.data() + at);
+  argv.push_back(nullptr);
+  execv("/proc/self/exe", argv.data());
+}
+
+// The io thread and the worker on it. It ends only when all coroutines have, since they refer to the
+// worker and the engine.
+class Service {
+ public:
+  Service(engine::WorkerOptions options, std::chrono::milliseconds drain, const Clock& clock, Registry& metrics)
+      : drain_(drain),
+        guard_(context_.get_executor()),
+        signals_(context_, SIGINT, SIGTERM),
+        worker_(std::make_unique<engine::Worker>(context_.get_executor(), std::move(options), clock, metrics)) {}
+  ~Service() {
+    if (!thread_.joinable()) return;
+    asio::post(context_, [this] { begin_stop(); });
+    thread_.join();
+  }
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  Result<uint16_t> start(const std::string& host, uint16_t port) {
+    auto bound = worker_->listen(host, port);
+    if (!bound) return bound;
+    signals_.async_wait([this](boost::system::error_code error, int) {
+      if (error) return;
+      // While the model loads there is nothing to finish, and nothing else could end the loading.
+      if (!serving_) std::_Exit(0);
+      begin_stop();
+    });
+    thread_ = std::thread([this] { context_.run(); });
+    return bound;
+  }
+
+  Status serve(const engine::Model& model, engine::Engine& engine) {
+    std::promise<Status> served;
+    asio::post(context_, [&] {
+      serving_ = true;
+      served.set_value(worker_->serve(model, engine));
+    });
+    return served.get_future().get();
+  }
+
+  // Until a signal has come and all requests have ended.
+  void wait() { thread_.join(); }
+
+ private:
+  void begin_stop() {
+    if (std::exchange(stopping_, true)) return;
+    // A second signal does not wait.
+    signals_.async_wait([](boost::system::error_code error, int) {
+      if (!error) std::_Exit(130);
+    });
+    asio::co_spawn(context_, run_down(this), asio::detached);
+  }
+  static Task<void> run_down(Service* self) {
+    co_await self->worker_->drain(self->drain_);
+    self->worker_.reset();
+    self->signals_.cancel();
+    self->guard_.reset();
+  }
+
+  std::chrono::milliseconds drain_;
+  asio::io_context context_;
+  asio::executor_work_guard<asio::io_context::executor_type> guard_;
+  asio::signal_set signals_;
+  std::unique_ptr<engine::Worker> worker_;
+  bool serving_ = false, stopping_ = false;
+  std::thread thread_;
+};
+
+int fail(const Options& o, const Error& error) {
+  fmt::print(stderr, "kindred worker {}: {}\n", o.name, error.message);
+  return 1;
+}
+
+int run(const Options& o, engine::WorkerOptions options) {
+  const SystemClock clock;
+  Registry metrics;
+  // Before the model: a port in use shows at once, and /health tells who asks that the model is loading.
+  Service service(std::move(options), std::chrono::milliseconds(o.drain_ms), clock, metrics);
+  const auto port = service.start(o.host, static_cast<uint16_t>(o.port));
+  if (!port) return fail(o, port.error());
+
+  auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); });
+  if (!model) return fail(o, model.error());
+  // Ends before the service: its thread posts to the service's io_context.
+  auto engine = engine::Engine::start(**model, engine_options(o), clock, metrics);
+  if (!engine) return fail(o, engine.error());
+  if (Status served = service.serve(**model, **engine); !served) return fail(o, served.error());
+  const std::string& name = o.served_model_name.empty() ? (*model)->info().name : o.served_model_name;
+  fmt::print("kindred worker {}: serving {} ({}) on {}\n", o.name, name, o.role, net::Endpoint{o.host, *port}.url());
+  std::fflush(stdout);
+  service.wait();
+  return 0;
+}
+
+}  // namespace
+
+int run_worker(Args args) {
+  Options o;
+  ConfigSchema schema = schema_of(o);
+  Status parsed = schema.parse_flags(args);
+  if (schema.help_requested()) {
+    fmt::print("{}", schema.help());
+    return 0;
+  }
+  if (parsed && o.model.empty()) parsed = invalid("--model is needed: a GGUF file", "model");
+  if (!parsed) {
+    fmt::print(stderr, "kindred worker: {}\n", parsed.error().message);
+    return 2;
+  }
+  auto options = worker_options(o);
+  if (!options) {
+    fmt::print(stderr, "kindred worker: {}\n", options.error().message);
+    return 2;
+  }
+  make_openmp_wait_passively();
+  return run(o, std::move(*options));
+}
+
+}  // namespace kindred::cli

@@ -1,0 +1,114 @@
+"""The tools around the cluster: record, fit, status, model, help."""
+
+import json
+import subprocess
+
+import pytest
+
+from cluster import ACTIVATIONS, BINARY, MODEL, ROOT, Server, chat, get_json, metric, post_json, wait_until
+
+COMMANDS = ["worker", "router", "demo", "record", "fit", "bench", "status", "model"]
+
+
+def run(*args, timeout=120):
+    return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command):
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: kindred {command}")
+
+
+def test_unknown_command_suggests():
+    done = run("ruoter")
+    assert done.returncode == 2
+    assert "'router'" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_unknown_option_names_the_nearest(command):
+    done = run(command, "--no-such-option-at-all")
+    assert done.returncode == 2
+    assert "--no-such-option-at-all" in done.stderr
+
+
+def test_record_fit_route(cluster, tmp_path):
+    """What a newcomer does with a model of their own."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.loads(line) for line in (ROOT / "data/prompts/calibration.jsonl").read_text().splitlines()]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines[:36]))
+    activations, cohorts = tmp_path / "a.safetensors", tmp_path / "c.safetensors"
+    recorded = run("record", "--url", cluster.both[0].url, "--prompts", prompts, "--output", activations, "--max-tokens", 16)
+    assert recorded.returncode == 0, recorded.stderr
+    fitted = run("fit", activations, "--workers", 2, "--output", cohorts, "--json")
+    assert fitted.returncode == 0, fitted.stderr
+    assert json.loads(fitted.stdout)
+
+    router = cluster.start_router("--decode-policy", "locality-band", "--cohorts", cohorts, name="own-cohorts")
+    try:
+        for line in lines[40:50]:
+            assert post_json(router.url + "/v1/chat/completions", chat(prompt=line["prompt"]))[0] == 200
+        status = get_json(router.url + "/status?decisions=10")
+        assert len(status["decisions"]) == 10
+        assert all(d["policy"] == "locality-band" and d["scores"] and d["fallback"] == "none" for d in status["decisions"])
+        shown = run("status", "--url", router.url)
+        assert shown.returncode == 0
+        assert "locality-band" in shown.stdout and f"127.0.0.1:{cluster.decode[0].port}" in shown.stdout
+    finally:
+        router.stop()
+
+
+def test_record_goes_on_where_it_stopped(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Tell me about the number {i}.", "domain": "n"}) + "\n" for i in range(40)))
+    output = tmp_path / "a.safetensors"
+    command = ("record", "--prompts", prompts, "--output", output, "--max-tokens", 16, "--concurrency", 2)
+    worker = Server("worker", "--model", MODEL, "--threads", 1, log=tmp_path / "w.log").wait_ready()
+    recorder = subprocess.Popen([BINARY, *map(str, command), "--url", worker.url], stderr=subprocess.DEVNULL)
+    wait_until(lambda: metric(worker.url, "vllm:request_success_total") >= 3, 30, "three prompts done")
+    worker.kill()
+    assert recorder.wait(30) == 1
+    part = tmp_path / "a.safetensors.part"
+    kept = len(part.read_text().splitlines()) - 1
+    assert 2 <= kept < 40
+    assert not output.exists()
+
+    worker = Server("worker", "--model", MODEL, "--threads", 1, log=tmp_path / "w2.log").wait_ready()
+    try:
+        done = run(*command, "--url", worker.url)
+        assert done.returncode == 0, done.stderr
+        assert f"{kept} of 40" in done.stderr
+        assert metric(worker.url, "vllm:request_success_total") == 40 - kept
+        assert output.exists() and not part.exists()
+    finally:
+        worker.stop()
+
+
+def test_fit_errors_name_what_is_wrong(tmp_path):
+    out = tmp_path / "c.safetensors"
+    assert "217" in run("fit", ACTIVATIONS, "--workers", 217, "--output", out).stderr
+    assert "/no/such" in run("fit", "/no/such", "--workers", 2, "--output", out).stderr
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(ACTIVATIONS.read_bytes()[:5000])
+    assert "cut.safetensors" in run("fit", cut, "--workers", 2, "--output", out).stderr
+    assert "workers" in run("fit", ACTIVATIONS, "--workers", 0, "--output", out).stderr
+    assert not out.exists()
+
+
+def test_model_info():
+    info = json.loads(run("model", "info", MODEL, "--json").stdout)
+    assert info["architecture"] == "qwen3moe"
+    assert (info["experts"], info["top_k"]) == (64, 4)
+
+
+def test_status_without_a_router():
+    done = run("status", "--url", "http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "127.0.0.1:1" in done.stderr
+
+
+def test_bench_prints_json():
+    figures = json.loads(run("bench", "assign", "--rows", 200, "--columns", 4, "--runs", 1, "--json").stdout)
+    assert figures["clustered_ms"] > 0 and figures["contested_ms"] > 0
