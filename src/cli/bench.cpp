@@ -104,8 +104,7 @@ int run_bench(Args args) {
   schema.integer("seed", &options.seed, 0, 1LL << 40, "of the random costs");
   schema.flag("json", &options.json, "for machines");
   if (Status parsed = schema.parse_flags(args); !parsed) {
-    fmt::print(stderr, "kindred bench: {}\n", parsed.error().message);
-    return 2;
+    return fail("bench", parsed.error(), 2);
   }
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());

@@ -8,21 +8,20 @@
 #include <charconv>
 #include <cmath>
 #include <exception>
-#include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "net/http_client.h"
 #include "net/sse.h"
 
 namespace kindred::cli {
 namespace {
 
-using nlohmann::json;
 constexpr size_t kErrorBodyBytes = 64 * 1024;
 
 std::string chat_body(const ChatCall& call, const std::string& model) {
-  json body = {{"messages", json::array({{{"role", "user"}, {"content", call.prompt}}})},
+  Json body = {{"messages", Json::array({{{"role", "user"}, {"content", call.prompt}}})},
                {"max_tokens", call.max_tokens},
                {"temperature", call.temperature},
                {"seed", call.seed},
@@ -32,19 +31,19 @@ std::string chat_body(const ChatCall& call, const std::string& model) {
   if (call.ignore_eos) body["ignore_eos"] = true;
   if (!call.prefix_cache) body["cache_prompt"] = false;
   if (call.expert_counts) body["return_expert_counts"] = true;
-  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+  return dump_json(body);
 }
 
-std::string error_message(const json& object) {
+std::string error_message(const Json& object) {
   const auto error = object.find("error");
-  if (error != object.end() && error->is_object()) return error->value("message", error->dump());
-  return object.dump();
+  if (error != object.end() && error->is_object()) return error->value("message", dump_json(*error));
+  return dump_json(object);
 }
 
-Status read_counts(const json& event, const char* key, std::optional<expert::ExpertCounts>& into) {
+Status read_counts(const Json& event, const char* key, std::optional<expert::ExpertCounts>& into) {
   const auto found = event.find(key);
   if (found == event.end() || !found->is_object()) return {};
-  Result<expert::ExpertCounts> counts = expert::counts_from_json(found->dump());
+  Result<expert::ExpertCounts> counts = expert::counts_from_json(dump_json(*found));
   if (!counts) return std::move(counts).error();
   into = std::move(*counts);
   return {};
@@ -52,11 +51,11 @@ Status read_counts(const json& event, const char* key, std::optional<expert::Exp
 
 // One event of the stream. The status is an error for an error event or one that makes no sense.
 Status read_event(const std::string& data, ChatAnswer& answer) {
-  const json event = json::parse(data, nullptr, false);
+  const Json event = parse_json(data);
   if (!event.is_object()) return Error{ErrorCode::kCorrupt, "an event is not a JSON object"};
   if (event.contains("error")) return Error{ErrorCode::kUnavailable, error_message(event)};
   if (const auto choices = event.find("choices"); choices != event.end() && choices->is_array() && !choices->empty()) {
-    const json& choice = (*choices)[0];
+    const Json& choice = (*choices)[0];
     if (const auto delta = choice.find("delta"); delta != choice.end() && delta->is_object()) {
       if (const auto content = delta->find("content"); content != delta->end() && content->is_string()) {
         answer.text += content->get_ref<const std::string&>();
@@ -110,7 +109,7 @@ net::Task<void> run_one(net::HttpClient& client, const net::Endpoint& server, co
   }
   if ((*response)->head().status != 200) {
     const Result<std::string> text = co_await (*response)->read_all(kErrorBodyBytes);
-    const json object = text ? json::parse(*text, nullptr, false) : json();
+    const Json object = text ? parse_json(*text) : Json();
     const std::string why = object.is_object() ? error_message(object) : text ? *text : text.error().message;
     answer.status = Error{ErrorCode::kUnavailable, fmt::format("HTTP {}: {}", (*response)->head().status, why)};
     co_return;

@@ -8,9 +8,9 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/config.h"
+#include "base/json.h"
 #include "cli/chat_load.h"
 #include "cli/commands.h"
 #include "cli/demo_cluster.h"
@@ -149,11 +149,11 @@ Status compare(const DemoCluster& cluster, std::span<const Prompt> prompts, Outc
 Status read_placement(const DemoCluster& cluster, std::span<const Prompt> prompts, Outcome& outcome) {
   const Result<std::string> text = fetch(cluster.locality_router(), "/status?decisions=1024");
   if (!text) return text.error();
-  const nlohmann::json status = nlohmann::json::parse(*text, nullptr, false);
+  const Json status = parse_json(*text);
   if (!status.is_object() || !status.contains("decisions"))
     return Error{ErrorCode::kCorrupt, "/status holds no decisions"};
   std::map<std::string, std::string> worker_of;
-  for (const nlohmann::json& decision : status["decisions"]) {
+  for (const Json& decision : status["decisions"]) {
     worker_of[decision.value("request_id", "")] = decision.value("decode_worker", "");
   }
   const std::vector<net::Endpoint> decode = cluster.decode();
@@ -362,8 +362,7 @@ int run_demo(Args args) {
   schema.text("root", &options.root, "folder that holds models/ and data/");
   schema.text("picture", &options.picture, "also write the table as SVG to this file");
   if (Status parsed = schema.parse_flags(args); !parsed) {
-    fmt::print(stderr, "kindred demo: {}\n", parsed.error().message);
-    return 2;
+    return fail("demo", parsed.error(), 2);
   }
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
@@ -371,8 +370,7 @@ int run_demo(Args args) {
   }
   const Result<int> done = demo(options);
   if (!done) {
-    fmt::print(stderr, "kindred demo: {}\n", done.error().message);
-    return 1;
+    return fail("demo", done.error());
   }
   return *done;
 }

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/config.h"
+#include "base/json.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "expert/fit.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kDomainsShown = 4;  // per cohort, the rest is summed up
 
-struct Options {
+struct FitArguments {
   std::vector<std::string> input;
   std::string output = "cohorts.safetensors";
   int64_t workers = 0;
@@ -29,11 +29,6 @@ struct Options {
   bool all_layers = false;
   bool json = false;
 };
-
-int fail(const Error& error, int status) {
-  fmt::print(stderr, "kindred fit: {}\n", error.message);
-  return status;
-}
 
 double share(uint32_t part, uint32_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
@@ -69,7 +64,8 @@ void print_layers(const expert::Activations& activations, const expert::FitRepor
   fmt::print("\n");
 }
 
-void print_report(const Options& options, const expert::Activations& activations, const expert::FitReport& report) {
+void print_report(const FitArguments& options, const expert::Activations& activations,
+                  const expert::FitReport& report) {
   fmt::print("{} requests of {}: {} layers x {} experts, top {}\n", activations.requests(),
              activations.model.empty() ? "an unnamed model" : activations.model, activations.shape.layers.size(),
              activations.shape.experts, activations.shape.top_k);
@@ -104,37 +100,37 @@ void print_report(const Options& options, const expert::Activations& activations
   fmt::print("\nwrote {}\nnext: kindred router --cohorts {} ...\n", options.output, options.output);
 }
 
-void print_json(const Options& options, const expert::Activations& activations, const expert::FitReport& report) {
+void print_json(const FitArguments& options, const expert::Activations& activations, const expert::FitReport& report) {
   const expert::CohortData& data = report.model.data();
-  nlohmann::json out = {{"output", options.output},
-                        {"model", data.model},
-                        {"model_fingerprint", data.model_fingerprint},
-                        {"requests", activations.requests()},
-                        {"layers", data.shape.layers},
-                        {"experts", data.shape.experts},
-                        {"top_k", data.shape.top_k},
-                        {"kept_layers", data.greedy_layers},
-                        {"rho", data.rho},
-                        {"all_layers", options.all_layers},
-                        {"cosine_cost", report.cost},
-                        {"batch", report.batch},
-                        {"active_experts", report.active_experts},
-                        {"active_experts_random", report.active_random},
-                        {"active_experts_from", report.active_from_decode ? "decode" : "prompt"},
-                        {"zero_signatures", report.zero_signatures},
-                        {"seed", data.seed}};
+  Json out = {{"output", options.output},
+              {"model", data.model},
+              {"model_fingerprint", data.model_fingerprint},
+              {"requests", activations.requests()},
+              {"layers", data.shape.layers},
+              {"experts", data.shape.experts},
+              {"top_k", data.shape.top_k},
+              {"kept_layers", data.greedy_layers},
+              {"rho", data.rho},
+              {"all_layers", options.all_layers},
+              {"cosine_cost", report.cost},
+              {"batch", report.batch},
+              {"active_experts", report.active_experts},
+              {"active_experts_random", report.active_random},
+              {"active_experts_from", report.active_from_decode ? "decode" : "prompt"},
+              {"zero_signatures", report.zero_signatures},
+              {"seed", data.seed}};
   if (activations.has_domains()) out["domain_purity"] = report.purity;
-  out["cohorts"] = nlohmann::json::array();
+  out["cohorts"] = Json::array();
   for (const expert::CohortSummary& cohort : report.cohorts) {
-    nlohmann::json entry = {{"requests", cohort.requests}, {"active_experts", cohort.active_experts}};
+    Json entry = {{"requests", cohort.requests}, {"active_experts", cohort.active_experts}};
     for (const expert::DomainShare& domain : cohort.domains) entry["domains"][domain.domain] = domain.requests;
     out["cohorts"].push_back(std::move(entry));
   }
   // Labels come from files: what is not UTF-8 is replaced, not thrown over.
-  fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  fmt::print("{}\n", dump_json(out, 2));
 }
 
-ConfigSchema schema_for(Options& options) {
+ConfigSchema schema_for(FitArguments& options) {
   ConfigSchema schema("fit ACTIVATIONS --workers N [--output cohorts.safetensors]",
                       "Makes a cohort file for the router from recorded expert counts: one cohort of requests that use "
                       "the same experts for each decode worker.");
@@ -153,19 +149,19 @@ ConfigSchema schema_for(Options& options) {
 }  // namespace
 
 int run_fit(Args args) {
-  Options options;
+  FitArguments options;
   ConfigSchema schema = schema_for(options);
-  if (const Status parsed = schema.parse_flags(args); !parsed) return fail(parsed.error(), 2);
+  if (const Status parsed = schema.parse_flags(args); !parsed) return fail("fit", parsed.error(), 2);
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
     return 0;
   }
   if (options.input.empty())
-    return fail(invalid("which activations file? usage: kindred fit ACTIVATIONS --workers N"), 2);
-  if (options.workers == 0) return fail(invalid("--workers is missing: how many decode workers are there?"), 2);
+    return fail("fit", invalid("which activations file? usage: kindred fit ACTIVATIONS --workers N"), 2);
+  if (options.workers == 0) return fail("fit", invalid("--workers is missing: how many decode workers are there?"), 2);
 
   const Result<expert::Activations> activations = expert::load_activations(options.input.front());
-  if (!activations) return fail(activations.error(), 1);
+  if (!activations) return fail("fit", activations.error());
   const Result<expert::FitReport> report =
       expert::fit_cohorts(*activations, {.workers = static_cast<uint32_t>(options.workers),
                                          .pairs = static_cast<uint32_t>(options.pairs),
@@ -173,8 +169,8 @@ int run_fit(Args args) {
                                          .seed = static_cast<uint64_t>(options.seed),
                                          .batch = static_cast<uint32_t>(options.batch),
                                          .all_layers = options.all_layers});
-  if (!report) return fail(report.error(), 1);
-  if (const Status saved = report->model.save(options.output); !saved) return fail(saved.error(), 1);
+  if (!report) return fail("fit", report.error());
+  if (const Status saved = report->model.save(options.output); !saved) return fail("fit", saved.error());
   if (options.json) print_json(options, *activations, *report);
   else print_report(options, *activations, *report);
   return 0;

@@ -8,16 +8,12 @@
 #include "base/bytes.h"
 #include "base/config.h"
 #include "cli/commands.h"
+#include "cli/terminal.h"
 #include "engine/gguf_file.h"
 #include "engine/quantize.h"
 
 namespace kindred::cli {
 namespace {
-
-int fail(const Error& error, int status) {
-  fmt::print(stderr, "kindred model: {}\n", error.message);
-  return status;
-}
 
 void print_json(const std::string& path, const engine::GgufSummary& model) {
   std::string layers;
@@ -51,14 +47,14 @@ int run_info(Args args) {
   ConfigSchema schema("model info FILE", "Shows what a GGUF file says about its model, without loading the weights.");
   schema.positional("FILE", &files, 1, "GGUF file");
   schema.flag("json", &json, "print one JSON object");
-  if (auto parsed = schema.parse_flags(args); !parsed) return fail(parsed.error(), 2);
+  if (auto parsed = schema.parse_flags(args); !parsed) return fail("model", parsed.error(), 2);
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
     return 0;
   }
-  if (files.empty()) return fail(invalid("which file? `kindred model info FILE`"), 2);
+  if (files.empty()) return fail("model", invalid("which file? `kindred model info FILE`"), 2);
   const auto model = engine::inspect_gguf(files[0]);
-  if (!model) return fail(model.error(), 1);
+  if (!model) return fail("model", model.error());
   if (json) {
     print_json(files[0], *model);
   } else {
@@ -76,16 +72,16 @@ int run_quantize(Args args) {
   schema.choice("type", &options.type, engine::quantisation_names(), "type of the weights");
   schema.text("name", &options.name, "the model's name in the new file (default: unchanged)");
   schema.integer("threads", &threads, 0, 1024, "0: all cores");
-  if (auto parsed = schema.parse_flags(args); !parsed) return fail(parsed.error(), 2);
+  if (auto parsed = schema.parse_flags(args); !parsed) return fail("model", parsed.error(), 2);
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
     return 0;
   }
-  if (files.size() != 2) return fail(invalid("two files, please: `kindred model quantize IN OUT`"), 2);
+  if (files.size() != 2) return fail("model", invalid("two files, please: `kindred model quantize IN OUT`"), 2);
   options.threads = static_cast<uint32_t>(threads);
-  if (auto done = engine::quantize_gguf(files[0], files[1], options); !done) return fail(done.error(), 1);
+  if (auto done = engine::quantize_gguf(files[0], files[1], options); !done) return fail("model", done.error());
   const auto model = engine::inspect_gguf(files[1]);
-  if (!model) return fail(model.error(), 1);
+  if (!model) return fail("model", model.error());
   print_text(*model);
   return 0;
 }

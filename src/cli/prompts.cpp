@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/config.h"
+#include "base/json.h"
 
 namespace kindred::cli {
 
@@ -21,7 +21,7 @@ Result<std::vector<Prompt>> load_prompts(const std::string& path) {
     const auto wrong = [&](std::string_view what) {
       return invalid(fmt::format("{}:{}: {}", path, number, what), "prompt");
     };
-    const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
+    const Json object = parse_json(line);
     if (!object.is_object()) return wrong("not a JSON object");
     const auto prompt = object.find("prompt");
     if (prompt == object.end() || !prompt->is_string() || prompt->get_ref<const std::string&>().empty()) {

@@ -7,11 +7,11 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/bytes.h"
 #include "base/config.h"
+#include "base/json.h"
 #include "base/rng.h"
 #include "cli/chat_load.h"
 #include "cli/commands.h"
@@ -21,8 +21,6 @@
 
 namespace kindred::cli {
 namespace {
-
-using nlohmann::json;
 
 struct RecordOptions {
   std::string url = "http://127.0.0.1:8100";
@@ -47,11 +45,11 @@ struct Served {
 Result<Served> ask_model(const net::Endpoint& server) {
   Result<std::string> text = fetch(server, "/v1/models");
   if (!text) return std::move(text).error();
-  const json models = json::parse(*text, nullptr, false);
+  const Json models = parse_json(*text);
   if (!models.is_object() || !models.contains("data") || !models["data"].is_array() || models["data"].empty()) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}/v1/models: no model in the answer", server.url())};
   }
-  const json& first = models["data"][0];
+  const Json& first = models["data"][0];
   Served served;
   if (const auto id = first.find("id"); id != first.end() && id->is_string()) served.model = id->get<std::string>();
   if (const auto own = first.find("kindred"); own != first.end() && own->is_object()) {
@@ -77,14 +75,14 @@ RecordedByIndex load_part(const std::string& path, const std::string& key) {
   std::string line;
   if (!std::getline(in, line) || line != key) return done;
   while (std::getline(in, line)) {
-    const json entry = json::parse(line, nullptr, false);
+    const Json entry = parse_json(line);
     if (!entry.is_object() || !entry.contains("i") || !entry["i"].is_number_unsigned() || !entry.contains("prompt"))
       continue;
-    Result<expert::ExpertCounts> prompt = expert::counts_from_json(entry["prompt"].dump());
+    Result<expert::ExpertCounts> prompt = expert::counts_from_json(dump_json(entry["prompt"]));
     if (!prompt) continue;
     Recorded recorded{std::move(*prompt), std::nullopt};
     if (entry.contains("decode")) {
-      Result<expert::ExpertCounts> decode = expert::counts_from_json(entry["decode"].dump());
+      Result<expert::ExpertCounts> decode = expert::counts_from_json(dump_json(entry["decode"]));
       if (!decode) continue;
       recorded.decode = std::move(*decode);
     }
@@ -202,16 +200,14 @@ int run_record(Args args) {
   schema.real("temperature", &options.temperature, 0, 2, "sampling temperature");
   schema.integer("seed", &options.seed, 0, 1LL << 40, "prompt i is sampled with seed + i");
   if (Status parsed = schema.parse_flags(args); !parsed) {
-    fmt::print(stderr, "kindred record: {}\n", parsed.error().message);
-    return 2;
+    return fail("record", parsed.error(), 2);
   }
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
     return 0;
   }
   if (Status done = record(options); !done) {
-    fmt::print(stderr, "kindred record: {}\n", done.error().message);
-    return 1;
+    return fail("record", done.error());
   }
   return 0;
 }

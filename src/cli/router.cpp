@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "cli/commands.h"
+#include "cli/terminal.h"
 
 namespace kindred::cli {
 namespace {
@@ -24,7 +25,7 @@ using std::chrono::milliseconds;
 
 constexpr int64_t kDayMs = 86'400'000;
 
-struct Options {
+struct RouterArguments {
   std::string host = "127.0.0.1";
   int64_t port = 8000;
   std::vector<std::string> prefill, decode, worker;
@@ -45,7 +46,7 @@ struct Options {
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
 
-ConfigSchema schema_of(Options& o) {
+ConfigSchema schema_of(RouterArguments& o) {
   ConfigSchema schema("router [--config fleet.yaml] [OPTIONS]",
                       "Serves OpenAI's API over a fleet of workers, and chooses where each request is decoded by the "
                       "experts its prompt uses.");
@@ -76,7 +77,7 @@ ConfigSchema schema_of(Options& o) {
   return schema;
 }
 
-router::RouterOptions router_options(const Options& o) {
+router::RouterOptions router_options(const RouterArguments& o) {
   router::RouterOptions out;
   out.host = o.host;
   out.port = static_cast<uint16_t>(o.port);
@@ -123,11 +124,10 @@ int serve(asio::io_context& context, router::Router& router, milliseconds drain_
 }  // namespace
 
 int run_router(Args args) {
-  Options options;
+  RouterArguments options;
   ConfigSchema schema = schema_of(options);
   if (Status parsed = schema.parse_flags(args); !parsed) {
-    fmt::print(stderr, "kindred router: {}\n", parsed.error().message);
-    return 2;
+    return fail("router", parsed.error(), 2);
   }
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
@@ -142,8 +142,7 @@ int run_router(Args args) {
   }
   const Result<uint16_t> port = (*router)->listen();
   if (!port) {
-    fmt::print(stderr, "kindred router: {}\n", port.error().message);
-    return 1;
+    return fail("router", port.error());
   }
   fmt::print("kindred router: listening on http://{}:{} ({} prefill, {} decode, {} whole; policy {})\n", options.host,
              *port, options.prefill.size(), options.decode.size(), options.worker.size(), options.decode_policy);

@@ -7,18 +7,16 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/config.h"
+#include "base/json.h"
 #include "cli/chat_load.h"
 #include "cli/commands.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kBarCells = 12;
 constexpr size_t kDecisionsShown = 10;
@@ -29,20 +27,20 @@ std::string clean(std::string text) {
   return text;
 }
 
-std::string text_of(const json& object, const char* name) {
+std::string text_of(const Json& object, const char* name) {
   const auto it = object.find(name);
   if (it == object.end() || it->is_null()) return "-";
   if (it->is_string()) return clean(it->get<std::string>());
-  return it->dump();
+  return dump_json(*it);
 }
 
-double number_of(const json& object, const char* name) {
+double number_of(const Json& object, const char* name) {
   const auto it = object.find(name);
   return it != object.end() && it->is_number() ? it->get<double>() : 0;
 }
 
-const json& list_of(const json& object, const char* name) {
-  static const json kEmpty = json::array();
+const Json& list_of(const Json& object, const char* name) {
+  static const Json kEmpty = Json::array();
   const auto it = object.find(name);
   return it != object.end() && it->is_array() ? *it : kEmpty;
 }
@@ -66,14 +64,14 @@ std::string bar(double value, double most) {
   return out;
 }
 
-std::string workers_text(const json& status) {
-  const json& workers = list_of(status, "workers");
+std::string workers_text(const Json& status) {
+  const Json& workers = list_of(status, "workers");
   double most = 1;
-  for (const json& worker : workers) most = std::max(most, number_of(worker, "in_flight"));
+  for (const Json& worker : workers) most = std::max(most, number_of(worker, "in_flight"));
   Table table({"worker", "role", "health", "since", "in flight", "", "cohort", "model"});
   std::string problems;
-  for (const json& worker : workers) {
-    const json& models = list_of(worker, "models");
+  for (const Json& worker : workers) {
+    const Json& models = list_of(worker, "models");
     const std::string model = models.empty() || !models[0].is_string() ? "-" : clean(models[0].get<std::string>());
     const double in_flight = number_of(worker, "in_flight");
     table.row({without_scheme(text_of(worker, "url")), text_of(worker, "role"), text_of(worker, "health"),
@@ -86,8 +84,8 @@ std::string workers_text(const json& status) {
   return table.text() + (problems.empty() ? "" : "\n" + problems);
 }
 
-std::string policy_text(const json& status) {
-  const json policy = status.value("policy", json::object());
+std::string policy_text(const Json& status) {
+  const Json policy = status.value("policy", Json::object());
   std::string out = fmt::format("  decode   {}", text_of(policy, "decode"));
   if (text_of(policy, "decode") == "locality-band") {
     out += fmt::format(" (tau {}, load cap {})", text_of(policy, "tau"), text_of(policy, "load_cap"));
@@ -108,10 +106,10 @@ std::string clock_time(double unix_s) {
   return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
 }
 
-std::string decisions_text(const json& status) {
+std::string decisions_text(const Json& status) {
   Table table({"time", "request", "prefill", "decode", "reason", "similarity", "band", "fallback", "prompt"});
   size_t shown = 0;
-  for (const json& decision : list_of(status, "decisions")) {
+  for (const Json& decision : list_of(status, "decisions")) {
     if (shown++ == kDecisionsShown) break;
     const bool similar = decision.contains("similarity") && decision["similarity"].is_number();
     const std::string fallback = text_of(decision, "fallback");
@@ -125,7 +123,7 @@ std::string decisions_text(const json& status) {
   return shown == 0 ? "  none yet\n" : table.text();
 }
 
-std::string render(const json& status, const std::string& url) {
+std::string render(const Json& status, const std::string& url) {
   const bool ready = status.value("ready", false);
   return fmt::format(
       "kindred router at {}: {}, {:.0f} requests in flight, {:.0f} decisions\n\n{}\npolicy\n{}\nlast "
@@ -141,19 +139,19 @@ bool interrupted_within(int64_t ms, const sigset_t& signals) {
   return sigtimedwait(&signals, nullptr, &time) > 0;
 }
 
-struct Options {
+struct StatusArguments {
   std::string url = "http://127.0.0.1:8000";
   bool watch = false, raw_json = false;
   int64_t interval_ms = 1'000;
 };
 
 // Prints once; `first`: onto a screen that holds something else. Error: no router there.
-Status show(const Options& options, const net::Endpoint& endpoint, bool first = true) {
+Status show(const StatusArguments& options, const net::Endpoint& endpoint, bool first = true) {
   const auto text = fetch(endpoint, "/status?decisions=" + std::to_string(kDecisionsShown));
   if (!text) {
     return Error{text.error().code, fmt::format("no router answers at {}: {}", options.url, text.error().message)};
   }
-  const json status = json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const Json status = parse_json(*text);
   if (!status.is_object() || !status.contains("workers")) {
     return Error{ErrorCode::kCorrupt, fmt::format("what answers at {} is not a kindred router", options.url)};
   }
@@ -170,7 +168,7 @@ Status show(const Options& options, const net::Endpoint& endpoint, bool first = 
   return {};
 }
 
-int watch(const Options& options, const net::Endpoint& endpoint) {
+int watch(const StatusArguments& options, const net::Endpoint& endpoint) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
@@ -180,8 +178,7 @@ int watch(const Options& options, const net::Endpoint& endpoint) {
   for (;;) {
     const Status shown = show(options, endpoint, !seen);
     if (!shown && !seen) {
-      fmt::print(stderr, "kindred status: {}\n", shown.error().message);
-      return 1;
+      return fail("status", shown.error());
     }
     // A router that was there may be restarting.
     if (!shown) fmt::print("\x1b[H{}\x1b[K\n\x1b[J", clean(shown.error().message));
@@ -196,15 +193,14 @@ int watch(const Options& options, const net::Endpoint& endpoint) {
 }  // namespace
 
 int run_status(Args args) {
-  Options options;
+  StatusArguments options;
   ConfigSchema schema("status [OPTIONS]", "Shows a running router: workers, policy, cohorts, last decisions.");
   schema.text("url", &options.url, "of the router");
   schema.flag("watch", &options.watch, "redraw until Ctrl-C");
   schema.flag("json", &options.raw_json, "print the router's JSON as it is");
   schema.integer("interval_ms", &options.interval_ms, 50, 3'600'000, "between two drawings");
   if (Status parsed = schema.parse_flags(args); !parsed) {
-    fmt::print(stderr, "kindred status: {}\n", parsed.error().message);
-    return 2;
+    return fail("status", parsed.error(), 2);
   }
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
@@ -217,8 +213,7 @@ int run_status(Args args) {
   }
   if (options.watch) return watch(options, *endpoint);
   if (const Status shown = show(options, *endpoint); !shown) {
-    fmt::print(stderr, "kindred status: {}\n", shown.error().message);
-    return 1;
+    return fail("status", shown.error());
   }
   return 0;
 }

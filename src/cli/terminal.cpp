@@ -34,6 +34,11 @@ bool looks_numeric(std::string_view cell) {
 
 }  // namespace
 
+int fail(std::string_view command, const Error& error, int status) {
+  fmt::print(stderr, "kindred {}: {}\n", command, error.message);
+  return status;
+}
+
 size_t display_width(std::string_view text) {
   size_t width = 0;
   for (size_t at = 0; at < text.size();) width += is_wide(next_code_point(text, at)) ? 2 : 1;

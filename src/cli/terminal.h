@@ -8,7 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/result.h"
+
 namespace kindred::cli {
+
+// Says on stderr what went wrong in `kindred COMMAND`, and returns `status`.
+int fail(std::string_view command, const Error& error, int status = 1);
 
 // Columns a terminal gives to UTF-8 `text`: two for East Asian wide characters, one otherwise.
 size_t display_width(std::string_view text);

@@ -22,6 +22,7 @@
 
 #include "base/config.h"
 #include "cli/commands.h"
+#include "cli/terminal.h"
 #include "engine/engine.h"
 #include "engine/model.h"
 #include "engine/worker.h"
@@ -32,7 +33,7 @@ namespace {
 namespace asio = net::asio;
 using net::Task;
 
-struct Options {
+struct WorkerArguments {
   std::string model;
   std::string role = "both";
   std::string host = "127.0.0.1";
@@ -47,7 +48,7 @@ struct Options {
   int64_t drain_ms = 10'000;
 };
 
-ConfigSchema schema_of(Options& o) {
+ConfigSchema schema_of(WorkerArguments& o) {
   ConfigSchema schema("worker --model MODEL.gguf [OPTIONS]",
                       "Serves a GGUF model over OpenAI's API, or one leg of requests for a Kindred router.");
   schema.text("model", &o.model, "GGUF file (required)");
@@ -72,11 +73,9 @@ ConfigSchema schema_of(Options& o) {
   return schema;
 }
 
-Result<engine::WorkerOptions> worker_options(const Options& o) {
+Result<engine::WorkerOptions> worker_options(const WorkerArguments& o) {
   engine::WorkerOptions out;
-  out.role = o.role == "prefill"  ? engine::Role::kPrefill
-             : o.role == "decode" ? engine::Role::kDecode
-                                  : engine::Role::kBoth;
+  out.role = *parse_role(o.role);  // a choice of the schema
   out.served_model = o.served_model_name;
   out.version = KINDRED_VERSION;
   out.lease_bytes = static_cast<uint64_t>(o.lease_bytes);
@@ -87,12 +86,12 @@ Result<engine::WorkerOptions> worker_options(const Options& o) {
     if (!endpoint) return invalid(fmt::format("--peer: {}", endpoint.error().message), "peer");
     out.peers.push_back(*endpoint);
   }
-  if (out.role == engine::Role::kDecode && out.peers.empty())
+  if (out.role == Role::kDecode && out.peers.empty())
     return invalid("--peer is needed for --role decode: the prefill workers whose KV it may pull", "peer");
   return out;
 }
 
-engine::EngineOptions engine_options(const Options& o) {
+engine::EngineOptions engine_options(const WorkerArguments& o) {
   engine::EngineOptions out;
   out.context_tokens = static_cast<uint32_t>(o.context_tokens);
   out.kv_tokens = static_cast<uint32_t>(o.kv_tokens);
@@ -190,25 +189,20 @@ class Service {
   std::thread thread_;
 };
 
-int fail(const Options& o, const Error& error) {
-  fmt::print(stderr, "kindred worker {}: {}\n", o.name, error.message);
-  return 1;
-}
-
-int run(const Options& o, engine::WorkerOptions options) {
+int run(const WorkerArguments& o, engine::WorkerOptions options) {
   const SystemClock clock;
   Registry metrics;
   // Before the model: a port in use shows at once, and /health tells who asks that the model is loading.
   Service service(std::move(options), std::chrono::milliseconds(o.drain_ms), clock, metrics);
   const auto port = service.start(o.host, static_cast<uint16_t>(o.port));
-  if (!port) return fail(o, port.error());
+  if (!port) return fail("worker " + o.name, port.error());
 
   auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); });
-  if (!model) return fail(o, model.error());
+  if (!model) return fail("worker " + o.name, model.error());
   // Ends before the service: its thread posts to the service's io_context.
   auto engine = engine::Engine::start(**model, engine_options(o), clock, metrics);
-  if (!engine) return fail(o, engine.error());
-  if (Status served = service.serve(**model, **engine); !served) return fail(o, served.error());
+  if (!engine) return fail("worker " + o.name, engine.error());
+  if (Status served = service.serve(**model, **engine); !served) return fail("worker " + o.name, served.error());
   const std::string& name = o.served_model_name.empty() ? (*model)->info().name : o.served_model_name;
   fmt::print("kindred worker {}: serving {} ({}) on {}\n", o.name, name, o.role, net::Endpoint{o.host, *port}.url());
   std::fflush(stdout);
@@ -219,7 +213,7 @@ int run(const Options& o, engine::WorkerOptions options) {
 }  // namespace
 
 int run_worker(Args args) {
-  Options o;
+  WorkerArguments o;
   ConfigSchema schema = schema_of(o);
   Status parsed = schema.parse_flags(args);
   if (schema.help_requested()) {
@@ -228,13 +222,11 @@ int run_worker(Args args) {
   }
   if (parsed && o.model.empty()) parsed = invalid("--model is needed: a GGUF file", "model");
   if (!parsed) {
-    fmt::print(stderr, "kindred worker: {}\n", parsed.error().message);
-    return 2;
+    return fail("worker", parsed.error(), 2);
   }
   auto options = worker_options(o);
   if (!options) {
-    fmt::print(stderr, "kindred worker: {}\n", options.error().message);
-    return 2;
+    return fail("worker", options.error(), 2);
   }
   make_openmp_wait_passively();
   return run(o, std::move(*options));

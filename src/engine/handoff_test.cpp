@@ -1,13 +1,12 @@
 #include "engine/handoff.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
 
 namespace kindred::engine {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 constexpr HandoffLimits kLimits{100, 64, 1 << 20};
 

@@ -1,13 +1,12 @@
 #include "engine/openai_render.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
 
 namespace kindred::engine {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 std::string piece_of(Token token) { return token == 9 ? "\xf0\x9f" : "t" + std::to_string(token); }
 

@@ -57,15 +57,6 @@ net::ServerOptions server_options(const WorkerOptions& options) {
 
 }  // namespace
 
-std::string_view to_string(Role role) {
-  switch (role) {
-    case Role::kPrefill: return "prefill";
-    case Role::kDecode: return "decode";
-    case Role::kBoth: return "both";
-  }
-  return "";
-}
-
 WorkerMetrics::WorkerMetrics(Registry& registry, const std::string& model)
     : first_token(registry.histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.",
                                      latency_bounds_s(), {{"model_name", model}})),

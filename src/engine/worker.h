@@ -17,15 +17,13 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/result.h"
+#include "base/role.h"
 #include "engine/engine.h"
 #include "engine/model.h"
 #include "net/http_message.h"
 #include "net/task.h"
 
 namespace kindred::engine {
-
-enum class Role { kPrefill, kDecode, kBoth };
-std::string_view to_string(Role role);
 
 struct WorkerOptions {
   Role role = Role::kBoth;

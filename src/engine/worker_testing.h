@@ -11,13 +11,13 @@
 #include <future>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 #include <string>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/metrics.h"
 #include "engine/engine.h"
 #include "engine/model.h"
@@ -27,7 +27,7 @@
 
 namespace kindred::engine::testing {
 
-using nlohmann::json;
+using json = Json;
 
 inline const Model& bundled_model() {
   static const std::unique_ptr<Model> model = [] {

@@ -11,7 +11,7 @@
 namespace kindred::expert {
 namespace {
 
-constexpr std::string_view kFormat = "kindred.activations.v1";
+constexpr std::string_view kActivationsFormat = "kindred.activations.v1";
 
 // Rows of one request: every count at most `tokens`, every sum tokens * top_k.
 Status check_rows(const ExpertShape& shape, std::span<const uint32_t> cells, uint64_t tokens, std::string_view what,
@@ -68,9 +68,9 @@ Result<ExpertShape> read_shape(const Safetensors& file) {
   return checked_shape(std::move(shape));
 }
 
-Result<Activations> from_file(const Safetensors& file) {
-  if (const Result<std::string> format = file.metadata("format"); !format.ok() || *format != kFormat) {
-    return invalid(fmt::format("not an activations file: metadata 'format' is not {}", kFormat), "format");
+Result<Activations> read_activations(const Safetensors& file) {
+  if (const Result<std::string> format = file.metadata("format"); !format.ok() || *format != kActivationsFormat) {
+    return invalid(fmt::format("not an activations file: metadata 'format' is not {}", kActivationsFormat), "format");
   }
   Activations out;
   if (Result<std::string> model = file.metadata("model"); model.ok()) out.model = *std::move(model);
@@ -173,13 +173,13 @@ Status Activations::check() const {
 Result<Activations> activations_from_bytes(std::string bytes) {
   const Result<Safetensors> file = Safetensors::parse(std::move(bytes));
   if (!file) return file.error();
-  return from_file(*file);
+  return read_activations(*file);
 }
 
 Result<Activations> load_activations(const std::string& path) {
   const Result<Safetensors> file = Safetensors::load(path);
   if (!file) return file.error();
-  Result<Activations> activations = from_file(*file);
+  Result<Activations> activations = read_activations(*file);
   if (!activations) return in_file(path, std::move(activations).error());
   return activations;
 }
@@ -190,7 +190,7 @@ Status save_activations(const Activations& activations, const std::string& path)
   const uint64_t requests = activations.requests();
   const std::vector<uint64_t> dims = {requests, shape.layers.size(), shape.experts};
   SafetensorsWriter writer;
-  writer.metadata("format", std::string(kFormat));
+  writer.metadata("format", std::string(kActivationsFormat));
   writer.metadata("model", activations.model);
   writer.metadata("model_fingerprint", activations.model_fingerprint);
   writer.metadata("layers", to_json(std::span<const uint32_t>(shape.layers)));

@@ -13,7 +13,7 @@
 namespace kindred::expert {
 namespace {
 
-constexpr std::string_view kFormat = "kindred.cohorts.v1";
+constexpr std::string_view kCohortsFormat = "kindred.cohorts.v1";
 constexpr std::string_view kTransform = "count_idf";
 constexpr double kUnitTolerance = 1e-3;  // of a centroid's norm; files may be written by other tools
 
@@ -78,9 +78,9 @@ Result<CohortData> read_data(const Safetensors& file) {
   return data;
 }
 
-Result<CohortModel> from_file(const Safetensors& file) {
-  if (const Result<std::string> format = file.metadata("format"); !format.ok() || *format != kFormat) {
-    return invalid(fmt::format("not a cohort file: metadata 'format' is not {}", kFormat), "format");
+Result<CohortModel> read_cohorts(const Safetensors& file) {
+  if (const Result<std::string> format = file.metadata("format"); !format.ok() || *format != kCohortsFormat) {
+    return invalid(fmt::format("not a cohort file: metadata 'format' is not {}", kCohortsFormat), "format");
   }
   Result<CohortData> data = read_data(file);
   if (!data) return std::move(data).error();
@@ -128,13 +128,13 @@ Result<CohortModel> CohortModel::make(CohortData data) {
 Result<CohortModel> CohortModel::from_bytes(std::string bytes) {
   const Result<Safetensors> file = Safetensors::parse(std::move(bytes));
   if (!file) return file.error();
-  return from_file(*file);
+  return read_cohorts(*file);
 }
 
 Result<CohortModel> CohortModel::load(const std::string& path) {
   const Result<Safetensors> file = Safetensors::load(path);
   if (!file) return file.error();
-  Result<CohortModel> model = from_file(*file);
+  Result<CohortModel> model = read_cohorts(*file);
   if (!model) {
     Error error = std::move(model).error();
     error.message = path + ": " + error.message;
@@ -146,7 +146,7 @@ Result<CohortModel> CohortModel::load(const std::string& path) {
 std::string CohortModel::to_bytes() const {
   const uint64_t layers = data_.shape.layers.size();
   SafetensorsWriter writer;
-  writer.metadata("format", std::string(kFormat));
+  writer.metadata("format", std::string(kCohortsFormat));
   writer.metadata("transform", std::string(kTransform));
   writer.metadata("model", data_.model);
   writer.metadata("model_fingerprint", data_.model_fingerprint);

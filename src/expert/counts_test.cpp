@@ -1,8 +1,7 @@
 #include "expert/counts.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
 #include "base/rng.h"
@@ -10,7 +9,7 @@
 namespace kindred::expert {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 ExpertCounts sample(uint32_t tokens) {
   ExpertCounts counts(ExpertShape{.layers = {0, 2}, .experts = 4, .top_k = 2});

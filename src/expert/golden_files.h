@@ -8,16 +8,17 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "base/json.h"
 
 namespace kindred::expert {
 
 // Runs `check` on every file whose name starts with `family`, from tests/data/golden or from
 // $KINDRED_GOLDEN_DIR if that is set. One test per family, not one per file: the files are then found
 // when the test runs, not when it was built.
-inline void for_each_golden(const std::string& family, const std::function<void(const nlohmann::json&)>& check) {
+inline void for_each_golden(const std::string& family, const std::function<void(const Json&)>& check) {
   const char* given = std::getenv("KINDRED_GOLDEN_DIR");
   const std::filesystem::path directory =
       given != nullptr && *given != '\0' ? given : KINDRED_SOURCE_DIR "/tests/data/golden";
@@ -33,7 +34,7 @@ inline void for_each_golden(const std::string& family, const std::function<void(
   for (const std::filesystem::path& file : files) {
     SCOPED_TRACE(file.filename().string());
     std::ifstream in(file);
-    const nlohmann::json golden = nlohmann::json::parse(in, nullptr, false);
+    const Json golden = Json::parse(in, nullptr, false);
     ASSERT_FALSE(golden.is_discarded());
     check(golden);
     if (::testing::Test::HasFatalFailure()) return;
@@ -43,15 +44,15 @@ inline void for_each_golden(const std::string& family, const std::function<void(
 
 // Row-major numbers of a list of lists (of lists).
 template <class T>
-void flatten_into(const nlohmann::json& list, std::vector<T>& out) {
-  for (const nlohmann::json& element : list) {
+void flatten_into(const Json& list, std::vector<T>& out) {
+  for (const Json& element : list) {
     if (element.is_array()) flatten_into(element, out);
     else out.push_back(element.get<T>());
   }
 }
 
 template <class T>
-std::vector<T> flat(const nlohmann::json& list) {
+std::vector<T> flat(const Json& list) {
   std::vector<T> out;
   flatten_into(list, out);
   return out;

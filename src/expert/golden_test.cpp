@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/json.h"
 #include "expert/assign.h"
 #include "expert/golden_files.h"
 #include "expert/kmeans.h"
@@ -11,7 +12,7 @@
 namespace kindred::expert {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 // ------------------------------------------------------------------------------------------ signature
 

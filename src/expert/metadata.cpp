@@ -4,9 +4,9 @@
 
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/json.h"
 
 namespace kindred::expert {
 namespace {
@@ -21,10 +21,10 @@ Result<std::vector<T>> list(const Safetensors& file, std::string_view key, std::
   std::vector<T> out;
   const Result<std::string> text = file.metadata(key);
   if (!text) return out;
-  const nlohmann::json parsed = nlohmann::json::parse(*text, nullptr, false);
+  const Json parsed = parse_json(*text);
   if (!parsed.is_array()) return not_a_list(key, of);
   out.reserve(parsed.size());
-  for (const nlohmann::json& element : parsed) {
+  for (const Json& element : parsed) {
     if (!convert(element, out)) return not_a_list(key, of);
   }
   return out;
@@ -33,7 +33,7 @@ Result<std::vector<T>> list(const Safetensors& file, std::string_view key, std::
 }  // namespace
 
 Result<std::vector<uint32_t>> metadata_indices(const Safetensors& file, std::string_view key) {
-  return list<uint32_t>(file, key, "whole numbers", [](const nlohmann::json& element, std::vector<uint32_t>& out) {
+  return list<uint32_t>(file, key, "whole numbers", [](const Json& element, std::vector<uint32_t>& out) {
     if (!element.is_number_unsigned()) return false;
     const auto value = element.get<uint64_t>();
     if (value > std::numeric_limits<uint32_t>::max()) return false;
@@ -43,7 +43,7 @@ Result<std::vector<uint32_t>> metadata_indices(const Safetensors& file, std::str
 }
 
 Result<std::vector<double>> metadata_reals(const Safetensors& file, std::string_view key) {
-  return list<double>(file, key, "numbers", [](const nlohmann::json& element, std::vector<double>& out) {
+  return list<double>(file, key, "numbers", [](const Json& element, std::vector<double>& out) {
     if (!element.is_number() || !std::isfinite(element.get<double>())) return false;
     out.push_back(element.get<double>());
     return true;
@@ -51,7 +51,7 @@ Result<std::vector<double>> metadata_reals(const Safetensors& file, std::string_
 }
 
 Result<std::vector<std::string>> metadata_strings(const Safetensors& file, std::string_view key) {
-  return list<std::string>(file, key, "strings", [](const nlohmann::json& element, std::vector<std::string>& out) {
+  return list<std::string>(file, key, "strings", [](const Json& element, std::vector<std::string>& out) {
     if (!element.is_string()) return false;
     out.push_back(element.get<std::string>());
     return true;

@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
+
+#include "base/json.h"
 
 namespace kindred::fleet {
 namespace {
-
-using nlohmann::json;
 
 // Bounds on what one worker may make the router remember.
 constexpr size_t kMaxModels = 4096;
@@ -19,13 +18,13 @@ constexpr uint64_t kMaxExperts = 65536;
 
 Error corrupt(std::string what) { return Error{ErrorCode::kCorrupt, "GET /v1/models: " + std::move(what)}; }
 
-const json* member(const json& object, const char* name) {
+const Json* member(const Json& object, const char* name) {
   const auto it = object.find(name);
   return it == object.end() || it->is_null() ? nullptr : &*it;
 }
 
-std::optional<std::string> text_member(const json& object, const char* name) {
-  const json* found = member(object, name);
+std::optional<std::string> text_member(const Json& object, const char* name) {
+  const Json* found = member(object, name);
   if (found == nullptr || !found->is_string()) return std::nullopt;
   const auto& text = found->get_ref<const std::string&>();
   if (text.empty() || text.size() > kMaxNameBytes) return std::nullopt;
@@ -34,35 +33,28 @@ std::optional<std::string> text_member(const json& object, const char* name) {
   return text;
 }
 
-std::optional<uint64_t> number_member(const json& object, const char* name, uint64_t most) {
-  const json* found = member(object, name);
+std::optional<uint64_t> number_member(const Json& object, const char* name, uint64_t most) {
+  const Json* found = member(object, name);
   if (found == nullptr || !found->is_number_unsigned()) return std::nullopt;
   const auto number = found->get<uint64_t>();
   if (number > most) return std::nullopt;
   return number;
 }
 
-std::optional<Role> role_of(std::string_view text) {
-  if (text == "prefill") return Role::kPrefill;
-  if (text == "decode") return Role::kDecode;
-  if (text == "both") return Role::kBoth;
-  return std::nullopt;
-}
-
-Status read_kindred(const json& kindred, Description& out) {
+Status read_kindred(const Json& kindred, Description& out) {
   if (!kindred.is_object()) return corrupt("'kindred' is not an object");
   if (number_member(kindred, "v", 1) != 1) return corrupt("'kindred.v' is not 1");
-  const auto role = role_of(text_member(kindred, "role").value_or(""));
+  const auto role = parse_role(text_member(kindred, "role").value_or(""));
   if (!role) return corrupt("'kindred.role' is none of prefill, decode, both");
   const auto fingerprint = text_member(kindred, "fingerprint");
   if (!fingerprint) return corrupt("'kindred.fingerprint' is missing");
   const auto experts = number_member(kindred, "experts", kMaxExperts);
   const auto top_k = number_member(kindred, "top_k", kMaxExperts);
-  const json* layers = member(kindred, "layers");
+  const Json* layers = member(kindred, "layers");
   if (!experts || !top_k || layers == nullptr || !layers->is_array() || layers->size() > kMaxLayers) {
     return corrupt("'kindred' lacks a valid layers, experts or top_k");
   }
-  for (const json& layer : *layers) {
+  for (const Json& layer : *layers) {
     if (!layer.is_number_unsigned() || layer.get<uint64_t>() > kMaxLayers) return corrupt("'kindred.layers' is wrong");
     out.shape.layers.push_back(layer.get<uint32_t>());
   }
@@ -79,15 +71,6 @@ Status read_kindred(const json& kindred, Description& out) {
 
 }  // namespace
 
-std::string_view to_string(Role role) {
-  switch (role) {
-    case Role::kPrefill: return "prefill";
-    case Role::kDecode: return "decode";
-    case Role::kBoth: return "both";
-  }
-  return "?";
-}
-
 std::string_view to_string(Dialect dialect) { return dialect == Dialect::kKindred ? "kindred" : "openai"; }
 
 bool Description::serves(std::string_view model) const {
@@ -95,19 +78,19 @@ bool Description::serves(std::string_view model) const {
 }
 
 Result<Description> parse_models(std::string_view text) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json root = parse_json(text);
   if (!root.is_object()) return corrupt("not a JSON object");
-  const json* data = member(root, "data");
+  const Json* data = member(root, "data");
   if (data == nullptr || !data->is_array() || data->empty() || data->size() > kMaxModels) {
     return corrupt("'data' is not a list of models");
   }
   Description out;
-  for (const json& model : *data) {
+  for (const Json& model : *data) {
     if (!model.is_object()) return corrupt("a model is not an object");
     auto id = text_member(model, "id");
     if (!id) return corrupt("a model has no id");
     out.models.push_back(*std::move(id));
-    const json* kindred = member(model, "kindred");
+    const Json* kindred = member(model, "kindred");
     if (kindred == nullptr) continue;
     if (data->size() != 1) return corrupt("a kindred worker serves one model");
     if (Status read = read_kindred(*kindred, out); !read) return std::move(read).error();

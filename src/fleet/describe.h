@@ -9,14 +9,13 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/role.h"
 #include "expert/counts.h"
 
 namespace kindred::fleet {
 
-enum class Role { kPrefill, kDecode, kBoth };
 enum class Dialect { kOpenAi, kKindred };
 
-std::string_view to_string(Role role);
 std::string_view to_string(Dialect dialect);
 
 struct Description {

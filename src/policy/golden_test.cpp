@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "expert/golden_files.h"
 #include "policy/band.h"
 #include "policy/chooser.h"
@@ -12,7 +13,7 @@ namespace kindred::policy {
 namespace {
 
 using expert::for_each_golden;
-using nlohmann::json;
+using json = Json;
 
 std::string from_hex(const std::string& hex) {
   std::string out;

@@ -4,24 +4,22 @@
 
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "router/headers.h"
 
 namespace kindred::router {
 namespace {
 
-using nlohmann::json;
-
 constexpr size_t kDefaultDecisions = 16;
 
 // Worker names come from the outside; what is not UTF-8 in them must not throw.
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+std::string dump(const Json& value) { return dump_json(value) + "\n"; }
 
-json worker_json(const fleet::WorkerStatus& worker) {
-  json out = {
+Json worker_json(const fleet::WorkerStatus& worker) {
+  Json out = {
       {"url", worker.spec.url},
-      {"role", fleet::to_string(worker.spec.role)},
+      {"role", to_string(worker.spec.role)},
       {"health", fleet::to_string(worker.health)},
       {"health_age_s", worker.state_age_s},
       {"in_flight", worker.in_flight},
@@ -40,7 +38,7 @@ json worker_json(const fleet::WorkerStatus& worker) {
   return out;
 }
 
-json policy_json(const Core& core) {
+Json policy_json(const Core& core) {
   const policy::DecodePolicyOptions& decode = core.options.decode_policy;
   const policy::PrefillPolicyOptions& prefill = core.options.prefill_policy;
   return {
@@ -54,10 +52,10 @@ json policy_json(const Core& core) {
   };
 }
 
-json cohorts_json(const Core& core) {
+Json cohorts_json(const Core& core) {
   if (!core.cohorts) return nullptr;
   const expert::CohortData& data = core.cohorts->data();
-  json out = {
+  Json out = {
       {"file", core.options.cohorts}, {"count", core.cohorts->cohorts()},
       {"model", data.model},          {"fingerprint", data.model_fingerprint},
       {"layers", data.shape.layers},  {"kept_layers", data.greedy_layers},
@@ -67,9 +65,9 @@ json cohorts_json(const Core& core) {
   return out;
 }
 
-json decision_json(const Core& core, const DecisionRecord& record) {
+Json decision_json(const Core& core, const DecisionRecord& record) {
   const auto url = [&](fleet::WorkerId id) { return core.endpoint(id).url(); };
-  json out = {
+  Json out = {
       {"request_id", record.request_id},
       {"unix_s", record.unix_s},
       {"model", record.model},
@@ -78,8 +76,8 @@ json decision_json(const Core& core, const DecisionRecord& record) {
       {"policy", record.policy},
       {"reason", record.reason},
       {"fallback", record.fallback},
-      {"candidates", json::array()},
-      {"scores", json::object()},
+      {"candidates", Json::array()},
+      {"scores", Json::object()},
       {"similarity", nullptr},
       {"band_size", nullptr},
       {"prompt_tokens", record.prompt_tokens},
@@ -123,16 +121,16 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
 
 net::Task<void> answer_ready(Core& core, Exchange& exchange) {
   const std::string reason = not_ready_reason(core);
-  const json body = reason.empty() ? json{{"status", "ready"}} : json{{"status", "not_ready"}, {"reason", reason}};
+  const Json body = reason.empty() ? Json{{"status", "ready"}} : Json{{"status", "not_ready"}, {"reason", reason}};
   co_await answer_json(exchange, reason.empty() ? 200 : 503, dump(body));
 }
 
 }  // namespace
 
 std::string models_json(const Core& core) {
-  json data = json::array();
+  Json data = Json::array();
   for (const fleet::ServedModel& model : core.fleet.models()) {
-    json entry = {{"id", model.id}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
+    Json entry = {{"id", model.id}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
     if (model.max_model_len_tokens > 0) entry["max_model_len"] = model.max_model_len_tokens;
     data.push_back(std::move(entry));
   }
@@ -140,9 +138,9 @@ std::string models_json(const Core& core) {
 }
 
 std::string status_json(const Core& core, size_t decisions) {
-  json workers = json::array();
+  Json workers = Json::array();
   for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(worker));
-  json last = json::array();
+  Json last = Json::array();
   const auto& records = core.decisions.records();
   for (auto it = records.rbegin(); it != records.rend() && last.size() < decisions; ++it) {
     last.push_back(decision_json(core, *it));
@@ -151,7 +149,7 @@ std::string status_json(const Core& core, size_t decisions) {
   return dump({
       {"v", 1},
       {"ready", reason.empty()},
-      {"not_ready_reason", reason.empty() ? json(nullptr) : json(reason)},
+      {"not_ready_reason", reason.empty() ? Json(nullptr) : Json(reason)},
       {"draining", core.draining},
       {"unix_s", core.clock.unix_seconds()},
       {"requests_in_flight", core.requests_in_flight},

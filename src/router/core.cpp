@@ -55,7 +55,7 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
 }
 
 Status Core::add_workers() {
-  const auto add = [&](const std::vector<std::string>& urls, fleet::Role role, std::string_view option) -> Status {
+  const auto add = [&](const std::vector<std::string>& urls, Role role, std::string_view option) -> Status {
     for (const std::string& url : urls) {
       auto endpoint = net::parse_endpoint(url);
       if (!endpoint)
@@ -69,9 +69,9 @@ Status Core::add_workers() {
     }
     return {};
   };
-  if (Status added = add(options.prefill, fleet::Role::kPrefill, "prefill"); !added) return added;
-  if (Status added = add(options.decode, fleet::Role::kDecode, "decode"); !added) return added;
-  if (Status added = add(options.worker, fleet::Role::kBoth, "worker"); !added) return added;
+  if (Status added = add(options.prefill, Role::kPrefill, "prefill"); !added) return added;
+  if (Status added = add(options.decode, Role::kDecode, "decode"); !added) return added;
+  if (Status added = add(options.worker, Role::kBoth, "worker"); !added) return added;
   if (workers.size() > kMaxWorkers) {
     return invalid(fmt::format("{} workers; at most {}", workers.size(), kMaxWorkers), "worker");
   }
@@ -90,7 +90,7 @@ Status Core::load_cohorts() {
   auto loaded = expert::CohortModel::load(options.cohorts);
   if (!loaded) return std::move(loaded).error();
   cohorts.emplace(*std::move(loaded));
-  const size_t decode = fleet.count(fleet::Role::kDecode);
+  const size_t decode = fleet.count(Role::kDecode);
   if (cohorts->cohorts() != decode) {
     return invalid(fmt::format("{} has {} cohorts but {} decode workers are configured; each decode worker needs one "
                                "(fit again with as many cohorts, or change the list)",

@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/bytes.h"
+#include "base/json.h"
 
 namespace kindred::router {
 namespace {
@@ -68,7 +67,7 @@ std::string error_json(const ApiError& error) {
 std::string error_event(const ApiError& error) { return "data: " + error_json(error) + "\n\n"; }
 
 UpstreamError parse_upstream_error(std::string_view body) {
-  const auto root = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
+  const auto root = parse_json(body);
   if (!root.is_object()) return {};
   // vLLM before 0.10 puts the fields at the top.
   const auto found = root.find("error");

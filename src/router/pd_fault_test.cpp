@@ -1,13 +1,12 @@
 // The PD flow against scripted workers: refusals, deaths, hangs, clients that leave.
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "router/testing.h"
 
 namespace kindred::router::testing {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 TEST_F(PdFlowTest, RetriesDecodeOnAnotherWorker) {
   const std::pair<int, const char*> refusals[] = {{500, "internal_error"},       {503, "unavailable"},

@@ -61,7 +61,7 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
 std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const MonotonicTime begun = core_->clock.now();
   const fleet::Snapshot snapshot = core_->fleet.snapshot(
-      {.role = fleet::Role::kPrefill, .model = exchange_.model, .paired = true, .exclude = tried_prefill_});
+      {.role = Role::kPrefill, .model = exchange_.model, .paired = true, .exclude = tried_prefill_});
   const auto decision = core_->prefill_policy->choose({.workers = snapshot.views}, {.key = exchange_.scan.prompt});
   if (!decision) return std::nullopt;
   prefill_reason_ = decision->reason;
@@ -172,10 +172,8 @@ const expert::ExpertCounts* PdFlow::counts() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = fleet::Role::kDecode,
-                                                          .model = exchange_.model,
-                                                          .fingerprint = reply_->fingerprint,
-                                                          .exclude = tried_decode_});
+  const fleet::Snapshot snapshot = core_->fleet.snapshot(
+      {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
   const policy::DecodeRequest request = {
       .counts = counts(), .model_fingerprint = reply_->fingerprint, .load = static_cast<double>(reply_->n)};
   const auto decision = core_->decode_policy->choose(

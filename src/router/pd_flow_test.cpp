@@ -1,13 +1,12 @@
 // The PD flow against scripted workers: when all goes well, and where requests go.
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "router/testing.h"
 
 namespace kindred::router::testing {
 namespace {
 
-using nlohmann::json;
+using json = Json;
 
 TEST_F(PdFlowTest, StreamsBothLegsAsOne) {
   FakeWorker& p = prefill();

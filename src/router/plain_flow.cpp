@@ -18,7 +18,7 @@ int64_t load_of(const RequestScan& scan) { return static_cast<int64_t>(std::clam
 
 }  // namespace
 
-PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, fleet::Role role)
+PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, Role role)
     : core_(std::move(core)), exchange_(exchange), role_(role) {}
 
 net::Task<void> PlainFlow::run() {

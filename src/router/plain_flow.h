@@ -15,7 +15,7 @@ namespace kindred::router {
 class PlainFlow {
  public:
   // `role`: of the workers that may serve it.
-  PlainFlow(CorePtr core, Exchange& exchange, fleet::Role role = fleet::Role::kBoth);
+  PlainFlow(CorePtr core, Exchange& exchange, Role role = Role::kBoth);
 
   net::Task<void> run();
 
@@ -29,7 +29,7 @@ class PlainFlow {
 
   CorePtr core_;
   Exchange& exchange_;
-  fleet::Role role_;
+  Role role_;
   std::vector<fleet::WorkerId> tried_;
   LegFailure failure_;
 };

@@ -75,7 +75,7 @@ net::Task<void> probe(Core& core, fleet::WorkerId worker) {
   if (!core.fleet.report_up(worker, *std::move(description))) co_return;
   const fleet::WorkerStatus now = core.fleet.status()[worker];
   if (now.health == fleet::Health::kUp) {
-    core.log.info("{} is up: {}, {}", now.spec.url, fleet::to_string(now.spec.role), now.description.models.front());
+    core.log.info("{} is up: {}, {}", now.spec.url, to_string(now.spec.role), now.description.models.front());
   } else {
     core.log.warn("{} is of no use: {}", now.spec.url, now.problem);
   }

@@ -69,7 +69,7 @@ net::Task<void> serve_plain(CorePtr core, Exchange& exchange) {
   // Tokenising is the same on every worker of a model; prefill workers know how.
   const bool whole = core->fleet.serving(exchange.model).plain_up > 0;
   const bool tokens = exchange.request.head.path().ends_with("tokenize");
-  PlainFlow flow(core, exchange, !whole && tokens ? fleet::Role::kPrefill : fleet::Role::kBoth);
+  PlainFlow flow(core, exchange, !whole && tokens ? Role::kPrefill : Role::kBoth);
   co_await flow.run();
 }
 

@@ -71,7 +71,7 @@ void RouterMetrics::fell_back(policy::FallbackReason reason) {
 
 std::string RouterMetrics::render(const fleet::Fleet& fleet) {
   for (const fleet::WorkerStatus& worker : fleet.status()) {
-    const Labels labels = {{"role", std::string(fleet::to_string(worker.spec.role))}, {"worker", worker.spec.url}};
+    const Labels labels = {{"role", std::string(to_string(worker.spec.role))}, {"worker", worker.spec.url}};
     registry_.gauge("kindred_router_in_flight", "Requests in flight at a worker; n choices count n.", labels)
         .set(static_cast<double>(worker.in_flight));
     registry_.gauge("kindred_router_worker_up", "1 if the worker is up.", labels)

@@ -1,16 +1,14 @@
 // The router as a server: limits, admin endpoints, plain workers, start-up, shutdown.
 
 #include "router/router.h"
-
-#include <nlohmann/json.hpp>
+#include "base/json.h"
 
 #include "router/testing.h"
 
 namespace kindred::router::testing {
 namespace {
 
-using fleet::Role;
-using nlohmann::json;
+using json = Json;
 
 class RouterServerTest : public RouterTest {
  protected:

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/json.h"
 #include "net/http_server.h"
 #include "router/errors.h"
 #include "router/headers.h"
@@ -186,15 +186,15 @@ TEST(PrefillReply, NeedsNoLeaseWhenFinished) {
 }
 
 TEST(PrefillReply, RefusesWhatIsNot) {
-  const auto with = [](const char* name, nlohmann::json value) {
-    auto reply = nlohmann::json::parse(kReply);
+  const auto with = [](const char* name, Json value) {
+    auto reply = Json::parse(kReply);
     if (value.is_discarded()) reply.erase(name);
     else reply[name] = std::move(value);
     return PrefillReply::parse(reply.dump());
   };
-  const nlohmann::json absent(nlohmann::json::value_t::discarded);
+  const Json absent(Json::value_t::discarded);
   EXPECT_TRUE(with("new", 1).ok());
-  for (const auto& [name, value] : std::vector<std::pair<const char*, nlohmann::json>>{
+  for (const auto& [name, value] : std::vector<std::pair<const char*, Json>>{
            {"v", 2},
            {"v", absent},
            {"finished", "no"},
@@ -220,7 +220,7 @@ TEST(PrefillReply, RefusesWhatIsNot) {
 }
 
 TEST(Errors, HaveOpenAisForm) {
-  const auto root = nlohmann::json::parse(error_json(api_error(invalid("no \"x\"", "n"))));
+  const auto root = Json::parse(error_json(api_error(invalid("no \"x\"", "n"))));
   EXPECT_EQ(root["error"]["message"], "no \"x\"");
   EXPECT_EQ(root["error"]["type"], "invalid_request_error");
   EXPECT_EQ(root["error"]["param"], "n");
@@ -228,7 +228,7 @@ TEST(Errors, HaveOpenAisForm) {
   const std::string event = error_event(bad_worker_reply("gone"));
   EXPECT_TRUE(event.starts_with("data: {\"error\":{"));
   EXPECT_TRUE(event.ends_with("}}\n\n"));
-  EXPECT_TRUE(nlohmann::json::parse(event.substr(6))["error"]["param"].is_null());
+  EXPECT_TRUE(Json::parse(event.substr(6))["error"]["param"].is_null());
   const std::pair<ErrorCode, int> cases[] = {
       {ErrorCode::kInvalid, 400},   {ErrorCode::kNotFound, 404},    {ErrorCode::kTooLarge, 413},
       {ErrorCode::kExhausted, 429}, {ErrorCode::kUnavailable, 503}, {ErrorCode::kTimeout, 504},

@@ -4,11 +4,11 @@
 
 #include <boost/asio/this_coro.hpp>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/bytes.h"
 #include "base/config.h"
+#include "base/json.h"
 #include "net/chunked.h"
 
 namespace kindred::router::testing {
@@ -59,7 +59,7 @@ net::Headers events_type() { return content_type("text/event-stream"); }
 
 Script refuse(int status, std::string code) {
   return [status, code](const SeenLeg&, net::Request&, net::ResponseWriter& writer) -> net::Task<void> {
-    const std::string body = nlohmann::json{{"error", {{"message", "scripted"}, {"code", code}}}}.dump();
+    const std::string body = Json{{"error", {{"message", "scripted"}, {"code", code}}}}.dump();
     co_await writer.send(status, json_type(), body);
   };
 }
@@ -74,7 +74,7 @@ net::Task<void> hang(const SeenLeg&, net::Request& request, net::ResponseWriter&
   while (!request.cancel.cancelled() && std::chrono::steady_clock::now() < until) co_await pause_for(5ms);
 }
 
-FakeWorker::FakeWorker(net::testing::TestLoop& loop, fleet::Role role, std::string fingerprint)
+FakeWorker::FakeWorker(net::testing::TestLoop& loop, Role role, std::string fingerprint)
     : loop_(loop), role_(role), fingerprint_(std::move(fingerprint)), counts_(counts_on(0)) {
   revive();
 }
@@ -124,16 +124,16 @@ std::vector<std::string> FakeWorker::released() const {
 }
 
 std::string FakeWorker::models_json() const {
-  nlohmann::json entry = {{"id", model}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
+  Json entry = {{"id", model}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
   if (!fingerprint_.empty()) {
     entry["kindred"] = {{"v", 1},
-                        {"role", fleet::to_string(role_)},
+                        {"role", to_string(role_)},
                         {"fingerprint", fingerprint_},
                         {"layers", test_shape().layers},
                         {"experts", test_shape().experts},
                         {"top_k", test_shape().top_k}};
   }
-  return nlohmann::json{{"object", "list"}, {"data", {entry}}}.dump();
+  return Json{{"object", "list"}, {"data", {entry}}}.dump();
 }
 
 net::Task<void> FakeWorker::handle(net::Request& request, net::ResponseWriter& writer) {
@@ -149,7 +149,7 @@ net::Task<void> FakeWorker::handle(net::Request& request, net::ResponseWriter& w
   }
   if (path == "/v1/kv_transfer/release") {
     {
-      const auto root = nlohmann::json::parse(request.body, nullptr, false);
+      const auto root = Json::parse(request.body, nullptr, false);
       const std::lock_guard lock(mutex_);
       released_.push_back(root.is_object() ? root.value("lease", "?") : "?");
     }
@@ -181,13 +181,13 @@ net::Task<void> FakeWorker::handle(net::Request& request, net::ResponseWriter& w
 net::Task<void> FakeWorker::answer_prefill(const SeenLeg& leg, net::ResponseWriter& writer) {
   const bool stream = wants_stream(leg.body);
   const bool finished = finished_;
-  nlohmann::json reply = {{"v", 1},
-                          {"finished", finished},
-                          {"content_type", stream ? "text/event-stream" : "application/json"},
-                          {"usage", {{"prompt_tokens", 10}, {"cached_tokens", 0}, {"completion_tokens", 1}}},
-                          {"n", 1},
-                          {"max_tokens", 16},
-                          {"fingerprint", fingerprint_}};
+  Json reply = {{"v", 1},
+                {"finished", finished},
+                {"content_type", stream ? "text/event-stream" : "application/json"},
+                {"usage", {{"prompt_tokens", 10}, {"cached_tokens", 0}, {"completion_tokens", 1}}},
+                {"n", 1},
+                {"max_tokens", 16},
+                {"fingerprint", fingerprint_}};
   std::string first;
   if (stream) first = event("one") + (finished ? "data: [DONE]\n\n" : "");
   else if (finished) first = R"({"text":"one"})";
@@ -196,7 +196,7 @@ net::Task<void> FakeWorker::answer_prefill(const SeenLeg& leg, net::ResponseWrit
   {
     const std::lock_guard lock(mutex_);
     number = legs_.size();
-    if (!counts_.empty()) reply["expert_counts"] = nlohmann::json::parse(counts_, nullptr, false);
+    if (!counts_.empty()) reply["expert_counts"] = parse_json(counts_);
   }
   if (!finished) {
     reply["lease"] = {{"id", fmt::format("lease-{}", number)}, {"bytes", 64}, {"hash", "00"}, {"ttl_ms", 30000}};
@@ -293,13 +293,13 @@ std::string cohort_file(const std::vector<uint32_t>& experts, const std::string&
   return path;
 }
 
-FakeWorker& RouterTest::add(fleet::Role role, std::string fingerprint) {
+FakeWorker& RouterTest::add(Role role, std::string fingerprint) {
   fakes_.push_back(std::make_unique<FakeWorker>(loop_, role, std::move(fingerprint)));
   FakeWorker& fake = *fakes_.back();
   switch (role) {
-    case fleet::Role::kPrefill: options_.prefill.push_back(fake.url()); break;
-    case fleet::Role::kDecode: options_.decode.push_back(fake.url()); break;
-    case fleet::Role::kBoth: options_.worker.push_back(fake.url()); break;
+    case Role::kPrefill: options_.prefill.push_back(fake.url()); break;
+    case Role::kDecode: options_.decode.push_back(fake.url()); break;
+    case Role::kBoth: options_.worker.push_back(fake.url()); break;
   }
   return fake;
 }

@@ -64,7 +64,7 @@ net::Task<void> hang(const SeenLeg& leg, net::Request& request, net::ResponseWri
 class FakeWorker {
  public:
   // A plain OpenAI-compatible server if `fingerprint` is empty.
-  FakeWorker(net::testing::TestLoop& loop, fleet::Role role, std::string fingerprint = "f0");
+  FakeWorker(net::testing::TestLoop& loop, Role role, std::string fingerprint = "f0");
   ~FakeWorker() { kill(); }
 
   std::string url() const { return net::Endpoint{"127.0.0.1", port_}.url(); }
@@ -92,7 +92,7 @@ class FakeWorker {
   std::string models_json() const;
 
   net::testing::TestLoop& loop_;
-  fleet::Role role_;
+  Role role_;
   std::string fingerprint_;
   std::unique_ptr<net::HttpServer> server_;
   uint16_t port_ = 0;
@@ -128,7 +128,7 @@ using ConnectionPtr = std::unique_ptr<net::testing::RawConnection>;
 // A fleet and its router. Workers first, then start().
 class RouterTest : public ::testing::Test {
  protected:
-  FakeWorker& add(fleet::Role role, std::string fingerprint = "f0");
+  FakeWorker& add(Role role, std::string fingerprint = "f0");
   void start(bool wait_until_ready = true);
   void TearDown() override;
 
@@ -152,8 +152,8 @@ class RouterTest : public ::testing::Test {
 
 class PdFlowTest : public RouterTest {
  protected:
-  FakeWorker& prefill(std::string fingerprint = "f0") { return add(fleet::Role::kPrefill, std::move(fingerprint)); }
-  FakeWorker& decode(std::string fingerprint = "f0") { return add(fleet::Role::kDecode, std::move(fingerprint)); }
+  FakeWorker& prefill(std::string fingerprint = "f0") { return add(Role::kPrefill, std::move(fingerprint)); }
+  FakeWorker& decode(std::string fingerprint = "f0") { return add(Role::kDecode, std::move(fingerprint)); }
 };
 
 // What a client gets when both legs give their default answers.
