@@ -107,8 +107,8 @@ size_t Fleet::recorded() const {
 
 size_t Fleet::count(Role role) const {
   const std::lock_guard lock(mutex_);
-  return static_cast<size_t>(std::count_if(members_.begin(), members_.end(),
-                                           [&](WorkerId id) { return workers_[id]->spec.role == role; }));
+  return static_cast<size_t>(
+      std::count_if(members_.begin(), members_.end(), [&](WorkerId id) { return workers_[id]->spec.role == role; }));
 }
 
 std::string Fleet::url(WorkerId id) const {

@@ -139,9 +139,9 @@ Status Core::load_cohorts() {
 Status Core::prepare_refit() {
   if (!options.refit.on) return {};
   if (!decode_policy->wants_counts()) {
-    return invalid(fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band",
-                               decode_policy->name()),
-                   "refit");
+    return invalid(
+        fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", decode_policy->name()),
+        "refit");
   }
   refitter = std::make_shared<Refitter>(*this);
   return {};

@@ -181,8 +181,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_decode() {
                                          .load = static_cast<double>(reply_->n),
                                          .label = exchange_.label};
   const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
-  const auto decision =
-      core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
+  const auto decision = core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
   if (!decision) return std::nullopt;
   const double took_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(took_s);

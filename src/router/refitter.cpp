@@ -54,8 +54,10 @@ bool Refitter::tick() {
   if (running_) return false;
   const bool due = now - last_start_ >= core_.options.refit.interval_ms;
   std::vector<fleet::WorkerId> joining = newcomers();
-  // Newcomers are tried at once, and after that when a fit is due; without cohorts there is nothing to halve.
-  const bool joined = core_.cohorts != nullptr && !joining.empty() && joining != joining_;
+  // Newcomers are tried at once, and again when the window is another one. Without cohorts there is nothing
+  // to halve.
+  const bool try_now = joining != joining_ || now - began_ >= core_.options.refit.window_ms;
+  const bool joined = core_.cohorts != nullptr && !joining.empty() && try_now;
   if (!due && !joined) return false;
   expert::RefitTask task = task_for(joining.size(), due);
   joining_ = std::move(joining);
@@ -98,8 +100,8 @@ std::string Refitter::fingerprint(std::span<const expert::WindowEntry> window) c
   if (core_.cohorts) {
     const std::string& present = core_.cohorts->data().model_fingerprint;
     const bool from_file = !core_.options.cohorts.empty();
-    if (!present.empty() && (from_file || std::ranges::find(window, present, &expert::WindowEntry::fingerprint) !=
-                                              window.end())) {
+    if (!present.empty() &&
+        (from_file || std::ranges::find(window, present, &expert::WindowEntry::fingerprint) != window.end())) {
       return present;
     }
   }
@@ -130,8 +132,8 @@ void Refitter::start(expert::RefitTask task) {
   began_ = core_.clock.now();
   core_.metrics.refit_running.set(1);
   // The thread before has posted its result, which has been taken: joining it costs nothing.
-  thread_ = std::jthread(
-      [self = weak_from_this(), executor = core_.executor, fit = fit_, task = std::move(task)]() mutable {
+  thread_ =
+      std::jthread([self = weak_from_this(), executor = core_.executor, fit = fit_, task = std::move(task)]() mutable {
         auto report = std::make_shared<Result<expert::RefitReport>>(fit(task));
         task = {};
         net::asio::post(executor, [self = std::move(self), report = std::move(report)] {
@@ -191,6 +193,7 @@ void Refitter::install(const expert::RefitReport& report) {
                     .requests = report.requests,
                     .shift = report.mean_shift()};
   }
+  joining_.clear();
   status_.last_skip.clear();
   status_.last_error.clear();
 }

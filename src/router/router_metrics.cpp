@@ -56,8 +56,8 @@ RouterMetrics::RouterMetrics()
       refit_window_requests(registry_.gauge("kindred_refit_window_requests", "Requests in the window.")),
       refit_shift(registry_.gauge("kindred_refit_shift",
                                   "Mean of 1 - cosine between old and new centroids at the last refit.")),
-      refit_s(registry_.histogram("kindred_refit_seconds", "Time of a refit, off the request path.",
-                                  latency_bounds_s())) {
+      refit_s(
+          registry_.histogram("kindred_refit_seconds", "Time of a refit, off the request path.", latency_bounds_s())) {
   for (size_t i = 1; i < policy::kFallbackReasons; ++i) {
     const std::string reason(policy::to_string(static_cast<policy::FallbackReason>(i)));
     fallbacks_[i] = &registry_.counter("kindred_router_fallbacks_total",
