@@ -63,7 +63,7 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.flag("refit", &o.refit, "fit the cohorts anew from the traffic of the last seconds");
   schema.integer("refit_interval_ms", &o.refit_interval_ms, 10, kDayMs, "between two refits");
   schema.integer("refit_window_ms", &o.refit_window_ms, 10, kDayMs, "age of the oldest request that a refit sees");
-  schema.integer("refit_min_requests", &o.refit_min_requests, 1, 8192, "requests a refit needs at least");
+  schema.integer("refit_min_requests", &o.refit_min_requests, 1, 2048, "requests a refit needs at least");
   schema.integer("refit_grace_ms", &o.refit_grace_ms, 0, kDayMs,
                  "how long a worker that is down or removed keeps its cohort");
   schema.flag("manage_workers", &o.manage_workers, "POST and DELETE /workers change the fleet; see docs/router.md");

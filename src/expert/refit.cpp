@@ -23,6 +23,7 @@ size_t bytes_of(const WindowEntry& entry) {
   return sizeof(WindowEntry) + entry.fingerprint.size() + entry.counts->data.size() * sizeof(uint32_t);
 }
 
+// Of the task's model and shape, spread evenly if there are too many.
 std::vector<const ExpertCounts*> counts_of(const RefitTask& task, const ExpertShape& shape, RefitReport& report) {
   std::vector<const ExpertCounts*> out;
   for (const WindowEntry& entry : task.window) {
@@ -30,6 +31,10 @@ std::vector<const ExpertCounts*> counts_of(const RefitTask& task, const ExpertSh
     else if (entry.counts->shape != shape || entry.counts->data.size() != shape.cells()) ++report.other_shape;
     else out.push_back(entry.counts.get());
   }
+  const size_t size = out.size();
+  if (size <= kMaxRefitRequests) return out;
+  for (size_t i = 0; i < kMaxRefitRequests; ++i) out[i] = out[i * size / kMaxRefitRequests];
+  out.resize(kMaxRefitRequests);
   return out;
 }
 
@@ -91,15 +96,45 @@ Status check_sample(const RefitTask& task, const Sample& sample, size_t cohorts,
                   sample.size(), needed, cohorts, report.other_model, report.other_shape, report.zero_signatures)};
 }
 
+struct Settled {
+  std::vector<float> centroids;
+  double cost = 0;
+  uint32_t iterations = 0;
+};
+
+// k-means until no request changes its cohort, which is when nothing can move any more.
+Result<Settled> settle(const Points& points, std::vector<float> start, const RefitTask& task) {
+  Settled out{.centroids = std::move(start)};
+  std::vector<uint32_t> assignment, before;
+  while (out.iterations < task.max_iterations) {
+    if (task.stop.stop_requested()) return Error{ErrorCode::kCancelled, "refit: stopped"};
+    out.cost = kmeans_step(points, out.centroids, assignment);
+    ++out.iterations;
+    if (assignment == before) break;
+    before = assignment;
+  }
+  return out;
+}
+
+// From k-means++ starts, the cheapest of `restarts`.
+Result<Settled> settle_fresh(const Points& points, uint32_t cohorts, uint32_t restarts, const RefitTask& task) {
+  Result<Settled> best = Error{};
+  for (uint32_t restart = 0; restart < restarts; ++restart) {
+    Result<Clustering> starts = balanced_spherical_kmeans(
+        points, {.clusters = cohorts, .restarts = 1, .max_iterations = 0, .seed = mix64(task.seed) + restart});
+    if (!starts) return std::move(starts).error();
+    Result<Settled> other = settle(points, std::move(starts->centroids), task);
+    if (!other) return other;
+    if (!best || other->cost < best->cost) best = std::move(other);
+  }
+  return best;
+}
+
 // From the old centroids, and from a fresh start in case the traffic has become another one.
-Result<Clustering> cluster_again(const Points& points, const std::vector<float>& start, const RefitTask& task) {
-  Result<Clustering> warm = kmeans_from(points, start, task.max_iterations);
+Result<Settled> cluster_again(const Points& points, const std::vector<float>& start, const RefitTask& task) {
+  Result<Settled> warm = settle(points, start, task);
   if (!warm) return warm;
-  Result<Clustering> fresh =
-      balanced_spherical_kmeans(points, {.clusters = static_cast<uint32_t>(start.size() / points.dims),
-                                         .restarts = 1,
-                                         .max_iterations = task.max_iterations,
-                                         .seed = task.seed});
+  Result<Settled> fresh = settle_fresh(points, static_cast<uint32_t>(start.size() / points.dims), 1, task);
   if (!fresh || fresh->cost > (1 - kWorthwhile) * warm->cost) return warm;
   fresh->centroids = aligned(start, fresh->centroids, points.dims);
   return fresh;
@@ -124,9 +159,7 @@ Result<std::vector<float>> new_centroids(const RefitTask& task, const CohortMode
   const Points points{sample.points, sample.dims};
   const auto cohorts = static_cast<uint32_t>(task.owned.size() + task.newcomers);
   if (old == nullptr || task.owned.empty()) {
-    Result<Clustering> first = balanced_spherical_kmeans(
-        points,
-        {.clusters = cohorts, .restarts = kFreshRestarts, .max_iterations = task.max_iterations, .seed = task.seed});
+    Result<Settled> first = settle_fresh(points, cohorts, kFreshRestarts, task);
     if (!first) return std::move(first).error();
     report.cost = first->cost;
     report.iterations = first->iterations;
@@ -146,7 +179,7 @@ Result<std::vector<float>> new_centroids(const RefitTask& task, const CohortMode
     report.split_rows.push_back(split->row);  // an index of `centroids` until the caller knows the rows
   }
   if (!task.move_all) return centroids;
-  Result<Clustering> moved = cluster_again(points, centroids, task);
+  Result<Settled> moved = cluster_again(points, centroids, task);
   if (!moved) return std::move(moved).error();
   report.cost = moved->cost;
   report.iterations = moved->iterations;

@@ -18,6 +18,7 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -76,10 +77,15 @@ struct RefitTask {
   bool idf_from_window = false;                 // false: idf and mask stay those of `previous`, which must be there
   std::vector<WindowEntry> window;
 
-  uint32_t min_requests = 1;  // with a signature; never fewer than cohorts
+  uint32_t min_requests = 1;  // with a signature; never fewer than cohorts, at most kMaxRefitRequests
   uint32_t max_iterations = 25;
   uint64_t seed = 1;
+  std::stop_token stop = {};  // looked at between iterations
 };
+
+// A fit takes so many requests of the window, evenly spread over it. More would move the centroids less
+// than the traffic does, and cost seconds where signatures have thousands of dimensions.
+inline constexpr size_t kMaxRefitRequests = 2'048;
 
 struct RefitReport {
   std::shared_ptr<const CohortModel> model;
@@ -95,7 +101,7 @@ struct RefitReport {
 };
 
 // Error: kUnavailable when the window holds too few requests (the old cohorts still hold; more requests
-// will do); kInvalid when no request has a signature, or for a task that contradicts itself.
+// will do); kCancelled after a stop; kInvalid when no request has a signature, or for a task that contradicts itself.
 Result<RefitReport> refit(const RefitTask& task);
 
 // The half of a cohort that a newcomer takes.

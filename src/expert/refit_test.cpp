@@ -251,6 +251,31 @@ TEST(Refit, LeavesOutOtherModelsOtherShapesAndTheSilent) {
   EXPECT_EQ(got->zero_signatures, 1U);
 }
 
+TEST(Refit, TakesAPartOfAWindowThatIsTooLarge) {
+  RefitTask task = task_of(model_of({0, 1}), {});
+  Rng rng(3);
+  // Domain 0 in the first half, domain 1 in the second: both must be seen.
+  const auto first = request_of(0, rng), second = request_of(1, rng);
+  for (size_t i = 0; i < 3 * kMaxRefitRequests; ++i) {
+    task.window.push_back({{}, "f", 2 * i < 3 * kMaxRefitRequests ? first : second});
+  }
+  const auto got = refit(task);
+  ASSERT_TRUE(got.ok()) << got.error().message;
+  EXPECT_EQ(got->requests, kMaxRefitRequests);
+  Signature signature;
+  ASSERT_EQ(task.previous->signature(*second, signature), SignatureProblem::kNone);
+  EXPECT_NEAR(got->model->similarities(signature)[1], 1, 1e-5);
+}
+
+TEST(Refit, StopsWhenAsked) {
+  RefitTask task = task_of(model_of({0, 1}), window_of({0, 1}, 10));
+  std::stop_source stop;
+  task.stop = stop.get_token();
+  EXPECT_TRUE(refit(task).ok());
+  stop.request_stop();
+  EXPECT_EQ(refit(task).error().code, ErrorCode::kCancelled);
+}
+
 TEST(Refit, AllZeroSignaturesAreAnErrorThatSaysSo) {
   RefitTask task = task_of(model_of({0, 1}), {});
   for (int i = 0; i < 8; ++i) task.window.push_back({{}, "f", std::make_shared<const ExpertCounts>(kShape)});

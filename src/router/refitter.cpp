@@ -132,19 +132,22 @@ void Refitter::start(expert::RefitTask task) {
   began_ = core_.clock.now();
   core_.metrics.refit_running.set(1);
   // The thread before has posted its result, which has been taken: joining it costs nothing.
-  thread_ =
-      std::jthread([self = weak_from_this(), executor = core_.executor, fit = fit_, task = std::move(task)]() mutable {
-        auto report = std::make_shared<Result<expert::RefitReport>>(fit(task));
-        task = {};
-        net::asio::post(executor, [self = std::move(self), report = std::move(report)] {
-          if (const auto refitter = self.lock()) refitter->finished(*report);
-        });
-      });
+  thread_ = std::jthread([self = weak_from_this(), executor = core_.executor, fit = fit_,
+                          task = std::move(task)](std::stop_token stop) mutable {
+    task.stop = std::move(stop);
+    auto report = std::make_shared<Result<expert::RefitReport>>(fit(task));
+    task = {};
+    net::asio::post(executor, [self = std::move(self), report = std::move(report)] {
+      if (const auto refitter = self.lock()) refitter->finished(*report);
+    });
+  });
 }
 
 void Refitter::stop() {
   stopped_ = true;
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  thread_.request_stop();
+  thread_.join();
 }
 
 void Refitter::finished(const Result<expert::RefitReport>& report) {
