@@ -133,3 +133,15 @@ def test_bench_refuses(arguments, words):
     assert done.returncode != 0
     for word in words:
         assert word in done.stderr
+
+
+def test_bench_fit_without_scipy_says_so():
+    done = run("bench", "fit", "--requests", 60, "--dims", 24, "--clusters", 4, "--iterations", 3)
+    assert done.returncode == 0
+    assert "one iteration" in done.stdout and "--python" in done.stdout
+
+
+def test_bench_fit_names_a_python_without_scipy(tmp_path):
+    done = run("bench", "fit", "--requests", 60, "--dims", 24, "--clusters", 4, "--python", tmp_path / "no-python")
+    assert done.returncode == 1
+    assert "no-python" in done.stderr
