@@ -96,6 +96,9 @@ class Scheduler {
   Status evaluate();
   void fail_batch(const Error& error);
   void observe_decode_experts(const ExpertCapture* experts);
+  // Distinct experts that the batch's first `tokens` selected, mean over the captured layers.
+  double distinct_experts(const ExpertCapture& experts, uint32_t tokens);
+  void pace_step();
   void count_prompt(Running& running, const ExpertCapture* experts);
   void count_decode(Running& running, const ExpertCapture* experts);
   void handle_results();
@@ -130,6 +133,8 @@ class Scheduler {
   uint32_t reserved_ = 0;       // sum over running_
   uint32_t batch_decodes_ = 0;  // decode tokens in the batch, which come first
   std::vector<uint64_t> expert_set_;
+  SystemSleeper sleeper_;
+  std::optional<Pacer> pacer_;
 };
 
 }  // namespace kindred::engine

@@ -79,17 +79,29 @@ void Scheduler::observe_decode_experts(const ExpertCapture* experts) {
   if (batch_decodes_ == 0) return;
   metrics_.decode_steps.add();
   metrics_.decode_sequences.add(batch_decodes_);
-  if (experts == nullptr) return;
-  const expert::ExpertShape& shape = experts->shape();
+  if (experts != nullptr) metrics_.decode_active_experts.add(distinct_experts(*experts, batch_decodes_));
+}
+
+double Scheduler::distinct_experts(const ExpertCapture& experts, uint32_t tokens) {
+  const expert::ExpertShape& shape = experts.shape();
   size_t distinct = 0;
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     expert_set_.assign((shape.experts + 63) / 64, 0);
-    for (uint32_t t = 0; t < batch_decodes_; ++t) {
-      for (const uint16_t e : experts->selected(l, t)) expert_set_[e / 64] |= uint64_t{1} << (e % 64);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (const uint16_t e : experts.selected(l, t)) expert_set_[e / 64] |= uint64_t{1} << (e % 64);
     }
     for (const uint64_t word : expert_set_) distinct += static_cast<size_t>(std::popcount(word));
   }
-  metrics_.decode_active_experts.add(static_cast<double>(distinct) / static_cast<double>(shape.layers.size()));
+  return static_cast<double>(distinct) / static_cast<double>(shape.layers.size());
+}
+
+// All tokens of the batch count, prompts too: the machine reads every expert that any of them selects.
+void Scheduler::pace_step() {
+  const ExpertCapture* experts = session_->experts();
+  const uint32_t tokens = session_->batch_size();
+  double distinct = experts == nullptr ? -1 : distinct_experts(*experts, tokens);
+  if (!session_->captures()) distinct = 0;  // then the profile has no time per expert
+  pacer_->end_step(tokens - batch_decodes_, batch_decodes_, distinct);
 }
 
 void Scheduler::count_prompt(Running& running, const ExpertCapture* experts) {
