@@ -191,8 +191,11 @@ double quantile(std::vector<double> values, double q) {
   return values[at];
 }
 
-double metric_sum(const std::string& metrics, const std::string& name) {
-  double sum = 0;
+namespace {
+
+// Calls `visit(labels, value)` for every series named exactly `name`; `labels` is what stands in braces.
+void for_each_series(const std::string& metrics, const std::string& name,
+                     const std::function<void(std::string_view labels, double value)>& visit) {
   for (size_t at = 0; at < metrics.size();) {
     const size_t end = std::min(metrics.find('\n', at), metrics.size());
     const std::string_view line(metrics.data() + at, end - at);
@@ -202,9 +205,29 @@ double metric_sum(const std::string& metrics, const std::string& name) {
     const size_t space = line.rfind(' ');
     double value = 0;
     std::from_chars(line.data() + space + 1, line.data() + line.size(), value);
-    sum += value;
+    visit(line.substr(name.size(), space - name.size()), value);
   }
+}
+
+}  // namespace
+
+double metric_sum(const std::string& metrics, const std::string& name) {
+  double sum = 0;
+  for_each_series(metrics, name, [&](std::string_view, double value) { sum += value; });
   return sum;
+}
+
+std::map<std::string, double> metric_by_label(const std::string& metrics, const std::string& name,
+                                              const std::string& label) {
+  std::map<std::string, double> out;
+  const std::string key = label + "=\"";
+  for_each_series(metrics, name, [&](std::string_view labels, double value) {
+    const size_t at = labels.find(key);
+    if (at == std::string_view::npos || (labels[at - 1] != '{' && labels[at - 1] != ',')) return;
+    const size_t begin = at + key.size();
+    out[std::string(labels.substr(begin, labels.find('"', begin) - begin))] += value;
+  });
+  return out;
 }
 
 }  // namespace kindred::cli

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -63,5 +64,9 @@ double quantile(std::vector<double> values, double q);
 
 // The sum over all series named exactly `name` in Prometheus text.
 double metric_sum(const std::string& metrics, const std::string& name);
+
+// The same, by the value of `label`; series without it are left out.
+std::map<std::string, double> metric_by_label(const std::string& metrics, const std::string& name,
+                                              const std::string& label);
 
 }  // namespace kindred::cli

@@ -77,9 +77,7 @@ void Scheduler::handle_results() {
 
 void Scheduler::observe_decode_experts(const ExpertCapture* experts) {
   if (batch_decodes_ == 0) return;
-  metrics_.decode_steps.add();
-  metrics_.decode_sequences.add(batch_decodes_);
-  if (experts != nullptr) metrics_.decode_active_experts.add(distinct_experts(*experts, batch_decodes_));
+  metrics_.count_decode_step(batch_decodes_, experts != nullptr ? distinct_experts(*experts, batch_decodes_) : -1);
 }
 
 double Scheduler::distinct_experts(const ExpertCapture& experts, uint32_t tokens) {
