@@ -98,6 +98,7 @@ net::Task<void> run_one(net::HttpClient& client, const net::Endpoint& server, co
   head.target = "/v1/chat/completions";
   head.headers.add("Content-Type", "application/json");
   if (!call.id.empty()) head.headers.add("X-Request-Id", call.id);
+  if (!call.domain.empty()) head.headers.add("X-Kindred-Domain", call.domain);
   const std::string body = chat_body(call, model);
   const std::string_view parts[] = {body};
   const MonotonicTime sent = clock.now();

@@ -19,7 +19,8 @@
 namespace kindred::cli {
 
 struct ChatCall {
-  std::string id;  // X-Request-Id
+  std::string id;      // X-Request-Id
+  std::string domain;  // X-Kindred-Domain, for the decode policy `domain`; empty: not sent
   std::string prompt;
   int64_t max_tokens = 64;
   double temperature = 0;

@@ -98,6 +98,7 @@ Status drive(const DemoCluster& cluster, const net::Endpoint& router, std::span<
   for (size_t i = 0; i < prompts.size(); ++i) {
     ChatCall call;
     call.id = call_id(run, prompts[i], first_index + i);
+    call.domain = prompts[i].domain;
     call.prompt = prompts[i].text;
     call.max_tokens = kMeasuredTokens;
     call.temperature = 0.8;
