@@ -31,6 +31,7 @@ std::string chat_body(const ChatCall& call, const std::string& model) {
   if (call.ignore_eos) body["ignore_eos"] = true;
   if (!call.prefix_cache) body["cache_prompt"] = false;
   if (call.expert_counts) body["return_expert_counts"] = true;
+  if (call.expert_gates) body["return_expert_gates"] = true;
   return dump_json(body);
 }
 
@@ -68,6 +69,11 @@ Status read_event(const std::string& data, ChatAnswer& answer) {
   if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
     answer.prompt_tokens = usage->value("prompt_tokens", 0U);
     answer.completion_tokens = usage->value("completion_tokens", 0U);
+  }
+  if (const auto found = event.find("expert_gates"); found != event.end() && found->is_object()) {
+    Result<expert::ExpertGates> gates = expert::gates_from_json(dump_json(*found));
+    if (!gates) return std::move(gates).error();
+    answer.gates = std::move(*gates);
   }
   if (Status read = read_counts(event, "expert_counts", answer.prompt_counts); !read) return read;
   return read_counts(event, "decode_expert_counts", answer.decode_counts);

@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "expert/counts.h"
+#include "expert/gates.h"
 #include "net/http_message.h"
 
 namespace kindred::cli {
@@ -28,6 +29,7 @@ struct ChatCall {
   bool ignore_eos = false;
   bool prefix_cache = true;
   bool expert_counts = false;
+  bool expert_gates = false;
 };
 
 struct ChatAnswer {
@@ -38,6 +40,7 @@ struct ChatAnswer {
   double ttft_s = 0;   // request sent to first event
   double total_s = 0;  // request sent to last event
   std::optional<expert::ExpertCounts> prompt_counts, decode_counts;
+  std::optional<expert::ExpertGates> gates;
 
   // Seconds per output token after the first; nothing for a single token.
   std::optional<double> tpot_s() const {

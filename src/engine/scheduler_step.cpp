@@ -20,12 +20,14 @@ bool Scheduler::build_batch() {
     }
   }
   batch_decodes_ = session_->batch_size();
+  batch_gates_ = false;
   for (Running& running : running_) {
     if (running.done || running.decoding) continue;
     const uint32_t left = options_.token_budget - session_->batch_size();
     running.chunk = std::min(left, running.prompt_tokens() - running.computed);
     if (running.chunk == 0) break;
     running.in_batch = true;
+    batch_gates_ |= running.gates.has_value();
     running.chunk_begin = session_->batch_size();
     for (uint32_t i = 0; i < running.chunk; ++i) {
       const uint32_t position = running.computed + i;
@@ -37,12 +39,12 @@ bool Scheduler::build_batch() {
 }
 
 Status Scheduler::evaluate() {
-  Status done = session_->evaluate();
+  Status done = session_->evaluate(batch_gates_);
   if (done.ok() || done.error().code != ErrorCode::kExhausted) return done;
   // The reservations rule this out; if llama.cpp needs more cells than we know, the cache has some.
   log_.warn("no free KV cells; dropping the prefix cache");
   drop_prefix_cache();
-  return session_->evaluate();
+  return session_->evaluate(batch_gates_);
 }
 
 void Scheduler::fail_batch(const Error& error) {
@@ -68,6 +70,7 @@ void Scheduler::handle_results() {
       if (whole && std::ranges::none_of(running.choices, &Choice::active)) finish(running);
     } else {
       count_prompt(running, experts);
+      sum_gates(running, experts);
       running.computed += running.chunk;
       metrics_.prompt_tokens_evaluated.add(running.chunk);
       if (running.computed == running.prompt_tokens()) finish_prefill(running);
@@ -131,6 +134,21 @@ void Scheduler::count_prompt(Running& running, const ExpertCapture* experts) {
   }
 }
 
+void Scheduler::sum_gates(Running& running, const ExpertCapture* experts) {
+  if (!running.gates) return;
+  if (experts == nullptr || !experts->gates_complete()) {
+    running.gates.reset();
+    return;
+  }
+  double* sums = running.gates->data();
+  for (size_t l = 0; l < experts->shape().layers.size(); ++l, sums += experts->shape().experts) {
+    for (uint32_t i = 0; i < running.chunk; ++i) {
+      const std::span<const float> gates = experts->gates(l, running.chunk_begin + i);
+      for (size_t e = 0; e < gates.size(); ++e) sums[e] += gates[e];
+    }
+  }
+}
+
 void Scheduler::count_decode(Running& running, const ExpertCapture* experts) {
   if (!running.decode_counts || running.rows_lost) return;
   if (experts == nullptr) {
@@ -176,6 +194,11 @@ void Scheduler::finish_prefill(Running& running) {
   if (!running.rows_lost) {
     done.counts = std::move(running.counts);
     done.suffix = std::move(running.suffix);
+  }
+  if (running.gates) {
+    const expert::ExpertShape& shape = model_.info().experts;
+    done.gates = {shape.layers, shape.experts, {running.gates->begin(), running.gates->end()}};
+    running.gates.reset();
   }
   if (!goes_on) release(running);
   running.job.on_event(std::move(done));
