@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "expert/inner_product.h"
 
 namespace kindred::expert {
 
@@ -30,10 +31,6 @@ std::vector<float> inverse_document_frequency(std::span<const uint32_t> df, size
 // needed. False: the result is the zero vector.
 bool build_signature(std::span<const uint32_t> counts, std::span<const float> idf, std::span<const uint8_t> layer_mask,
                      Signature& out);
-
-// The inner product, summed in eight lanes: the order is fixed, so results are equal on every machine
-// that does not contract to FMA. Equal lengths.
-float dot(std::span<const float> a, std::span<const float> b);
 
 using RequestPair = std::pair<uint32_t, uint32_t>;
 
