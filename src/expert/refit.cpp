@@ -135,7 +135,7 @@ Result<Settled> cluster_again(const Points& points, const std::vector<float>& st
   Result<Settled> warm = settle(points, start, task);
   if (!warm) return warm;
   Result<Settled> fresh = settle_fresh(points, static_cast<uint32_t>(start.size() / points.dims), 1, task);
-  if (!fresh || fresh->cost > (1 - kWorthwhile) * warm->cost) return warm;
+  if (!fresh || !(fresh->cost < (1 - kWorthwhile) * warm->cost)) return warm;
   fresh->centroids = aligned(start, fresh->centroids, points.dims);
   return fresh;
 }

@@ -131,6 +131,18 @@ TEST(Refit, FollowsTheTrafficAndKeepsIdentities) {
   EXPECT_TRUE(got->newcomer_rows.empty());
 }
 
+TEST(Refit, AFreshStartThatIsBetterKeepsIdentitiesToo) {
+  // Two old cohorts have no traffic at all; in one iteration they cannot get where a fresh start is.
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    RefitTask task = task_of(model_of({3, 3, 2}), window_of({0, 1, 2}, 20));
+    task.max_iterations = 1;
+    task.seed = seed;
+    const auto got = refit(task);
+    ASSERT_TRUE(got.ok()) << got.error().message;
+    EXPECT_EQ(nearest_row(*got->model, 2, {0, 1, 2}), 2U) << seed;
+  }
+}
+
 TEST(Refit, SameTaskSameCohorts) {
   RefitTask task = task_of(model_of({0, 1}), window_of({0, 1, 2, 3}, 20));
   task.newcomers = 1;
@@ -311,6 +323,18 @@ TEST(SplitLargest, NeedsTwoRequests) {
   EXPECT_EQ(split->row, 1U);
   EXPECT_EQ(split->kept, (std::vector<float>{0, 1}));
   EXPECT_EQ(split->given, (std::vector<float>{0, 1}));
+}
+
+TEST(SplitLargest, TheHalfNearerToTheOldCentroidStays) {
+  const std::vector<float> points = {0, 1, 1, 0, 0, 1, 1, 0};
+  for (const auto& centroid : {std::vector<float>{0.8F, 0.6F}, std::vector<float>{0.6F, 0.8F}}) {
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      const auto split = split_largest(points, centroid, 2, seed);
+      ASSERT_TRUE(split.ok());
+      EXPECT_EQ(split->kept[0], centroid[0] > centroid[1] ? 1 : 0);
+      EXPECT_EQ(split->given[0], centroid[0] > centroid[1] ? 0 : 1);
+    }
+  }
 }
 
 TEST(Aligned, MinimisesTheMoveOfAllTogether) {

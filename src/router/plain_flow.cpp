@@ -53,6 +53,7 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
   for (const uint32_t at : decision->candidates) out.candidates.push_back(snapshot.ids[at]);
   out.decision_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(out.decision_s);
+  core_->metrics.fell_back(decision->fallback);
   core_->decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }

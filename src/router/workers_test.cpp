@@ -202,6 +202,21 @@ TEST_F(DomainFlowTest, EachDomainHasItsWorkerAndWorkersNeverSeeTheLabel) {
   EXPECT_TRUE(has_metric("kindred_router_fallbacks_total{reason=\"no_label\"} 1"));
 }
 
+TEST_F(DomainFlowTest, WholeWorkersAreSortedByDomainToo) {
+  FakeWorker& a = add(Role::kBoth, "");
+  FakeWorker& b = add(Role::kBoth, "");
+  start();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(chat_about("code").status, 200);
+    EXPECT_EQ(chat_about("de").status, 200);
+    EXPECT_EQ(chat_about("code").status, 200);
+  }
+  EXPECT_EQ(a.leg_count(), 6U);
+  EXPECT_EQ(b.leg_count(), 3U);
+  EXPECT_EQ(chat(true).status, 200);
+  EXPECT_TRUE(has_metric("kindred_router_fallbacks_total{reason=\"no_label\"} 1"));
+}
+
 TEST_F(DomainFlowTest, ALabelThatIsTooLongIsRefused) {
   FakeWorker& p = prefill();
   decode();
