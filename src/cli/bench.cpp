@@ -22,6 +22,7 @@ constexpr auto kBenches = std::to_array<Bench>({
     {"assign", "the exact balanced assignment of the cohort fit", bench_assign},
     {"decide", "one routing decision, part by part", bench_decide},
     {"fit", "balanced k-means, and its assignment against SciPy's", bench_fit},
+    {"locality", "decode policies on a cluster of paced workers", bench_locality},
 });
 
 void print_benches(std::FILE* to) {

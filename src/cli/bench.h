@@ -16,6 +16,7 @@ namespace kindred::cli {
 int bench_assign(Args args);
 int bench_decide(Args args);
 int bench_fit(Args args);
+int bench_locality(Args args);
 
 double seconds(const auto& work) {
   const auto began = std::chrono::steady_clock::now();
