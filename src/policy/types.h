@@ -36,8 +36,9 @@ enum class FallbackReason {
   kShapeMismatch,         // layers, experts or top_k differ from the cohorts'
   kZeroSignature,         // no expert of the kept layers tells this prompt apart
   kCohortWorkerMismatch,  // an available worker has no cohort
+  kNoGates,               // the cohorts were fitted on gate sums, which the prefill reply does not carry
 };
-inline constexpr size_t kFallbackReasons = 7;
+inline constexpr size_t kFallbackReasons = 8;
 
 // What settled the choice.
 enum class Reason {
