@@ -6,15 +6,22 @@ namespace kindred {
 namespace {
 
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-constexpr uint8_t kNotInAlphabet = 0xff;
 
-constexpr std::array<uint8_t, 256> make_decode_table() {
-  std::array<uint8_t, 256> table{};
-  table.fill(kNotInAlphabet);
-  for (size_t i = 0; i < kAlphabet.size(); ++i) table[static_cast<uint8_t>(kAlphabet[i])] = static_cast<uint8_t>(i);
-  return table;
+// kDecode[i][c]: the six bits of character c at place i of its group of four, or kBad. A group is then
+// four look-ups and ORs without a branch, and whether any character was wrong is asked once at the end.
+constexpr uint32_t kBad = 1U << 24;  // above the 24 bits of a group
+
+constexpr std::array<std::array<uint32_t, 256>, 4> make_decode_tables() {
+  std::array<std::array<uint32_t, 256>, 4> tables{};
+  for (size_t place = 0; place < 4; ++place) {
+    tables[place].fill(kBad);
+    for (size_t i = 0; i < kAlphabet.size(); ++i) {
+      tables[place][static_cast<uint8_t>(kAlphabet[i])] = static_cast<uint32_t>(i << (18 - 6 * place));
+    }
+  }
+  return tables;
 }
-constexpr std::array<uint8_t, 256> kDecode = make_decode_table();
+constexpr std::array<std::array<uint32_t, 256>, 4> kDecode = make_decode_tables();
 
 // Bytes of the UTF-8 sequence that starts with `lead`, or 0 if none can.
 size_t utf8_sequence_bytes(uint8_t lead) {
@@ -82,25 +89,31 @@ Result<std::vector<uint8_t>> base64_decode(std::string_view text) {
   while (padding < 2 && padding < text.size() && text[text.size() - 1 - padding] == '=') ++padding;
 
   std::vector<uint8_t> out(text.size() / 4 * 3);
+  const auto* from = reinterpret_cast<const uint8_t*>(text.data());
+  const auto group = [&](const uint8_t* at) {
+    return kDecode[0][at[0]] | kDecode[1][at[1]] | kDecode[2][at[2]] | kDecode[3][at[3]];
+  };
   uint8_t* to = out.data();
+  uint32_t seen = 0;
   const size_t whole = padding > 0 ? text.size() - 4 : text.size();
-  for (size_t i = 0; i < whole; i += 4) {
-    const uint8_t a = kDecode[static_cast<uint8_t>(text[i])], b = kDecode[static_cast<uint8_t>(text[i + 1])];
-    const uint8_t c = kDecode[static_cast<uint8_t>(text[i + 2])], d = kDecode[static_cast<uint8_t>(text[i + 3])];
-    if ((a | b | c | d) & 0xc0) return bad;
-    *to++ = static_cast<uint8_t>(a << 2 | b >> 4);
-    *to++ = static_cast<uint8_t>(b << 4 | c >> 2);
-    *to++ = static_cast<uint8_t>(c << 6 | d);
+  for (const uint8_t* end = from + whole; from != end; from += 4, to += 3) {
+    const uint32_t word = group(from);
+    seen |= word;
+    to[0] = static_cast<uint8_t>(word >> 16);
+    to[1] = static_cast<uint8_t>(word >> 8);
+    to[2] = static_cast<uint8_t>(word);
   }
   if (padding > 0) {
-    const uint8_t a = kDecode[static_cast<uint8_t>(text[whole])], b = kDecode[static_cast<uint8_t>(text[whole + 1])];
-    const uint8_t c = padding == 1 ? kDecode[static_cast<uint8_t>(text[whole + 2])] : uint8_t{0};
+    const std::array<uint8_t, 4> last{from[0], from[1], padding == 1 ? from[2] : uint8_t{'A'}, 'A'};
+    const uint32_t word = group(last.data());
     // Bits below the last byte must be zero, so that every byte string has one encoding.
-    if (((a | b | c) & 0xc0) || (padding == 1 ? c & 3 : b & 15)) return bad;
-    *to++ = static_cast<uint8_t>(a << 2 | b >> 4);
-    if (padding == 1) *to++ = static_cast<uint8_t>(b << 4 | c >> 2);
+    if ((word & (padding == 1 ? 0xffU : 0xffffU)) != 0) return bad;
+    seen |= word;
+    *to++ = static_cast<uint8_t>(word >> 16);
+    if (padding == 1) *to++ = static_cast<uint8_t>(word >> 8);
     out.resize(static_cast<size_t>(to - out.data()));
   }
+  if ((seen & kBad) != 0) return bad;
   return out;
 }
 

@@ -1,121 +1,60 @@
-// `kindred bench`: measurements, one command each. Speed is measured here and never in a test.
+// `kindred bench`: which measurements there are.
+
+#include "cli/bench.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
+#include <array>
 #include <cstdio>
 #include <string_view>
-#include <vector>
 
-#include "base/config.h"
-#include "base/rng.h"
-#include "cli/chat_load.h"
-#include "cli/commands.h"
 #include "cli/terminal.h"
-#include "expert/assign.h"
 
 namespace kindred::cli {
 namespace {
 
-double seconds(const auto& work) {
-  const auto began = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-}
-
-struct AssignOptions {
-  int64_t rows = 10'000, columns = 16, runs = 7, seed = 1;
-  bool json = false;
+struct Bench {
+  std::string_view name, about;
+  int (*run)(Args args);
 };
 
-struct AssignCase {
-  std::string_view name;
-  void (*fill)(std::vector<double>& cost, size_t columns, Rng& rng);
-};
+constexpr auto kBenches = std::to_array<Bench>({
+    {"assign", "the exact balanced assignment of the cohort fit", bench_assign},
+    {"decide", "one routing decision, part by part", bench_decide},
+});
 
-// What k-means meets: cosine distances of clustered points, some clusters above their cap.
-void clustered(std::vector<double>& cost, size_t columns, Rng& rng) {
-  for (size_t begin = 0; begin < cost.size(); begin += columns) {
-    const uint64_t home = std::min(rng.below(columns), rng.below(columns + 3));
-    for (size_t c = 0; c < columns; ++c) cost[begin + c] = (c == home ? 0.2 : 0.5) + 0.4 * rng.uniform();
-  }
-}
-
-// The worst case: all rows rank the columns alike, so that nearly all must be moved along long paths.
-void contested(std::vector<double>& cost, size_t columns, Rng& rng) {
-  for (size_t i = 0; i < cost.size(); ++i) cost[i] = 0.3 * static_cast<double>(i % columns) + 0.1 * rng.uniform();
-}
-
-struct AssignTimes {
-  std::vector<double> exact_s, scan_s;
-};
-
-// `scan`: a pass that only takes row minima, the least that any method must do, timed in the same run.
-AssignTimes time_assign(const AssignOptions& options, const AssignCase& with) {
-  const auto n = static_cast<size_t>(options.rows), k = static_cast<size_t>(options.columns);
-  const std::vector<uint32_t> capacity(k, static_cast<uint32_t>((n + k - 1) / k));
-  std::vector<double> cost(n * k);
-  AssignTimes times;
-  for (int64_t run = 0; run < options.runs; ++run) {
-    Rng rng(static_cast<uint64_t>(options.seed + run));
-    with.fill(cost, k, rng);
-    double minima = 0;
-    times.scan_s.push_back(seconds([&] {
-      for (size_t i = 0; i < n; ++i) minima += *std::min_element(&cost[i * k], &cost[i * k] + k);
-    }));
-    double total = 0;
-    times.exact_s.push_back(seconds([&] {
-      const Result<expert::Assignment> assigned = expert::assign_rows(cost, capacity);
-      KINDRED_CHECK(assigned.ok());
-      total = assigned->total;
-    }));
-    KINDRED_CHECK(total >= minima - 1e-6);  // and keeps the scan from being optimised away
-  }
-  return times;
-}
-
-int bench_assign(const AssignOptions& options) {
-  Table table({"exact assignment", "median ms", "most ms", "row minima ms"});
-  std::string json = fmt::format(R"({{"bench":"assign","rows":{},"columns":{},"runs":{})", options.rows,
-                                 options.columns, options.runs);
-  for (const AssignCase& with : {AssignCase{"clustered", clustered}, AssignCase{"contested", contested}}) {
-    const AssignTimes times = time_assign(options, with);
-    const double median_ms = 1e3 * quantile(times.exact_s, 0.5), most_ms = 1e3 * quantile(times.exact_s, 1);
-    const double scan_ms = 1e3 * quantile(times.scan_s, 0.5);
-    table.row({fmt::format("{} x {}, {}", options.rows, options.columns, with.name), fmt::format("{:.1f}", median_ms),
-               fmt::format("{:.1f}", most_ms), fmt::format("{:.2f}", scan_ms)});
-    json += fmt::format(R"(,"{}_ms":{:.3f},"{}_row_minima_ms":{:.3f})", with.name, median_ms, with.name, scan_ms);
-  }
-  fmt::print("{}", options.json ? json + "}\n" : table.text());
-  return 0;
+void print_benches(std::FILE* to) {
+  fmt::print(to, "usage: kindred bench NAME [OPTIONS]\n\nMeasures a part of Kindred on this machine.\n\n");
+  for (const Bench& bench : kBenches) fmt::print(to, "  {:<10} {}\n", bench.name, bench.about);
+  fmt::print(to, "\n`kindred bench NAME --help` lists its options.\n");
 }
 
 }  // namespace
 
+void BenchOutput::declare(ConfigSchema& schema, bool draws) {
+  schema.flag("json", &json, "for machines");
+  if (draws) schema.text("plots", &plots, "folder to write SVG charts to");
+}
+
+std::optional<int> parse_bench_flags(ConfigSchema& schema, Args args) {
+  if (const Status parsed = schema.parse_flags(args); !parsed) return fail("bench", parsed.error(), 2);
+  if (!schema.help_requested()) return std::nullopt;
+  fmt::print("{}", schema.help());
+  return 0;
+}
+
 int run_bench(Args args) {
-  AssignOptions options;
-  std::vector<std::string> what;
-  ConfigSchema schema("bench assign [--rows N] [--columns K]", "Measures a part of Kindred on this machine.");
-  schema.positional("WHAT", &what, 1, "assign: the exact balanced assignment of the cohort fit");
-  schema.integer("rows", &options.rows, 1, 1'000'000, "requests");
-  schema.integer("columns", &options.columns, 1, 1024, "cohorts");
-  schema.integer("runs", &options.runs, 1, 1000, "the median of so many");
-  schema.integer("seed", &options.seed, 0, 1LL << 40, "of the random costs");
-  schema.flag("json", &options.json, "for machines");
-  if (Status parsed = schema.parse_flags(args); !parsed) {
-    return fail("bench", parsed.error(), 2);
+  const std::string_view wanted = args.empty() ? std::string_view() : args[0];
+  if (wanted.empty() || wanted == "--help" || wanted == "-h") {
+    print_benches(wanted.empty() ? stderr : stdout);
+    return wanted.empty() ? 2 : 0;
   }
-  if (schema.help_requested()) {
-    fmt::print("{}", schema.help());
-    return 0;
+  std::string names;
+  for (const Bench& bench : kBenches) {
+    if (bench.name == wanted) return bench.run(args.subspan(1));
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", bench.name);
   }
-  if (what.empty()) what.emplace_back("assign");
-  if (what[0] != "assign") {
-    fmt::print(stderr, "kindred bench: got '{}', accepted: assign\n", what[0]);
-    return 2;
-  }
-  return bench_assign(options);
+  return fail("bench", invalid(fmt::format("got '{}', accepted: {}", wanted, names)), 2);
 }
 
 }  // namespace kindred::cli

@@ -178,7 +178,7 @@ SignatureProblem CohortModel::signature(const ExpertCounts& counts, Signature& o
 std::vector<float> CohortModel::similarities(std::span<const float> signature) const {
   KINDRED_CHECK(signature.size() == dims_);
   std::vector<float> out(cohorts());
-  for (size_t k = 0; k < out.size(); ++k) out[k] = dot(signature, centroid(k));
+  dots(signature, data_.centroids, out);
   return out;
 }
 

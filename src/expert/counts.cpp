@@ -4,7 +4,10 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "base/bytes.h"
 
@@ -76,6 +79,24 @@ Result<ExpertShape> parse_shape(const simdjson::dom::object& object, size_t limi
   return shape;
 }
 
+// Little-endian numbers of type T, as many as `out` holds. False: one is above `most`.
+template <class T>
+bool widen(std::span<const uint8_t> bytes, uint32_t most, std::span<uint32_t> out) {
+  static_assert(std::endian::native == std::endian::little);
+  KINDRED_CHECK(bytes.size() == out.size() * sizeof(T));
+  // The sign of most - value, gathered over all: unlike a maximum, it needs no branch on any processor.
+  using Signed = std::conditional_t<sizeof(T) == 2, int32_t, int64_t>;
+  const auto limit = static_cast<Signed>(std::min<uint32_t>(most, std::numeric_limits<T>::max()));
+  Signed room = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+    out[i] = value;
+    room |= limit - static_cast<Signed>(value);
+  }
+  return room >= 0;
+}
+
 Status parse_data(const simdjson::dom::object& object, ExpertCounts& counts, bool narrow) {
   std::string_view text;
   if (object["data"].get(text) != simdjson::SUCCESS) return wrong("data", "base64");
@@ -89,12 +110,10 @@ Status parse_data(const simdjson::dom::object& object, ExpertCounts& counts, boo
   if (!bytes) return bytes.error();
   if (bytes->size() != size) return wrong("data", fmt::format("{} bytes for this shape", size));
   counts.data.resize(counts.shape.cells());
-  for (size_t i = 0; i < counts.data.size(); ++i) {
-    uint32_t count = 0;
-    for (size_t b = 0; b < width; ++b) count |= static_cast<uint32_t>((*bytes)[i * width + b]) << (8 * b);
-    // A token selects an expert at most once.
-    if (count > counts.tokens) return wrong("data", fmt::format("counts up to `tokens` ({})", counts.tokens));
-    counts.data[i] = count;
+  const auto most = static_cast<uint32_t>(counts.tokens);
+  // A token selects an expert at most once.
+  if (!(narrow ? widen<uint16_t>(*bytes, most, counts.data) : widen<uint32_t>(*bytes, most, counts.data))) {
+    return wrong("data", fmt::format("counts up to `tokens` ({})", counts.tokens));
   }
   if (!counts.rows_sum_to_tokens()) return wrong("data", "rows that sum to tokens * top_k");
   return {};

@@ -31,11 +31,10 @@ bool normalise(std::span<float> row) {
 std::vector<double> cosine_distances(const Points& points, std::span<const float> centroids) {
   const size_t clusters = centroids.size() / points.dims;
   std::vector<double> cost(points.size() * clusters);
+  std::vector<float> cosines(clusters);
   for (size_t i = 0; i < points.size(); ++i) {
-    for (size_t k = 0; k < clusters; ++k) {
-      cost[i * clusters + k] =
-          1.0 - static_cast<double>(dot(points.row(i), centroids.subspan(k * points.dims, points.dims)));
-    }
+    dots(points.row(i), centroids, cosines);
+    for (size_t k = 0; k < clusters; ++k) cost[i * clusters + k] = 1.0 - static_cast<double>(cosines[k]);
   }
   return cost;
 }

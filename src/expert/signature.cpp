@@ -146,19 +146,6 @@ bool build_signature(Transform transform, const PromptProfile& profile, std::spa
   return norm > kLeastNorm;
 }
 
-float dot(std::span<const float> a, std::span<const float> b) {
-  KINDRED_CHECK(a.size() == b.size());
-  std::array<float, kLanes> lanes{};
-  const float* x = a.data();
-  const float* y = b.data();
-  size_t i = 0;
-  for (; i + kLanes <= a.size(); i += kLanes) {
-    for (size_t k = 0; k < kLanes; ++k) lanes[k] += x[i + k] * y[i + k];
-  }
-  for (; i < a.size(); ++i) lanes[i % kLanes] += x[i] * y[i];
-  return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
-}
-
 std::vector<RequestPair> draw_pairs(size_t requests, size_t drawn, Rng& rng) {
   std::vector<RequestPair> pairs;
   if (requests < 2) return pairs;

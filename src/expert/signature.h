@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "expert/inner_product.h"
 #include "expert/transform.h"
 
 namespace kindred::expert {
@@ -35,10 +36,6 @@ bool build_signature(std::span<const uint32_t> counts, std::span<const float> id
 // The same under any transform; `profile` must hold what it needs.
 bool build_signature(Transform transform, const PromptProfile& profile, std::span<const float> idf,
                      std::span<const uint8_t> layer_mask, Signature& out);
-
-// The inner product, summed in eight lanes: the order is fixed, so results are equal on every machine
-// that does not contract to FMA. Equal lengths.
-float dot(std::span<const float> a, std::span<const float> b);
 
 using RequestPair = std::pair<uint32_t, uint32_t>;
 

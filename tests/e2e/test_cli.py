@@ -112,3 +112,24 @@ def test_status_without_a_router():
 def test_bench_prints_json():
     figures = json.loads(run("bench", "assign", "--rows", 200, "--columns", 4, "--runs", 1, "--json").stdout)
     assert figures["clustered_ms"] > 0 and figures["contested_ms"] > 0
+
+
+def test_bench_decide_prints_every_part(tmp_path):
+    figures = json.loads(
+        run("bench", "decide", "--workers", 3, "--layers", 2, "--experts", 8, "--top-k", 2, "--requests", 4, "--rounds", 2,
+            "--json", "--plots", tmp_path).stdout)
+    assert [part["p50_us"] > 0 for part in figures["parts"]] == [True] * 5
+    assert figures["machine"]["cores"] > 0
+    assert (tmp_path / "decide.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["nothing"], ["nothing", "assign", "decide"]),
+    (["decide", "--workers", "0"], ["workers", "1 to 1024"]),
+    (["decide", "--experts", "4", "--top-k", "8"], ["top-k", "--experts"]),
+])
+def test_bench_refuses(arguments, words):
+    done = run("bench", *arguments)
+    assert done.returncode != 0
+    for word in words:
+        assert word in done.stderr
