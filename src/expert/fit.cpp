@@ -233,7 +233,8 @@ Result<FitReport> fit_cohorts(const Activations& activations, const FitOptions& 
       {.clusters = options.workers,
        .restarts = std::max(1U, options.restarts),
        .seed = options.seed,
-       .capacity = {.balance = options.balance, .weights = work, .tolerance = options.tolerance}});
+       .capacity = {.balance = options.balance, .weights = work, .tolerance = options.tolerance},
+       .on_restart = options.on_restart});
   if (!clusters) return std::move(clusters).error();
   Result<CohortModel> model = make_model(activations, std::move(idf), *mask, std::move(clusters->centroids), options);
   if (!model) return std::move(model).error();

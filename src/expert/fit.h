@@ -27,7 +27,8 @@ struct FitOptions {
   Transform transform = Transform::kCountIdf;
   // kWork weighs a request by its decode tokens, at least 1: how long it will load its worker.
   Balance balance = Balance::kCount;
-  double tolerance = 0.05;  // kWork: a cohort's work may exceed the mean by this share
+  double tolerance = 0.05;                           // kWork: a cohort's work may exceed the mean by this share
+  std::function<void(size_t done)> on_restart = {};  // after each k-means start
 };
 
 struct DomainShare {

@@ -193,8 +193,10 @@ Result<Clustering> balanced_spherical_kmeans(const Points& points, const KmeansO
     return kmeans_from(points, draw_starts(points, options.clusters, rng), options.max_iterations, options.capacity);
   };
   Result<Clustering> best = start();
+  if (options.on_restart) options.on_restart(1);
   for (uint32_t restart = 1; restart < options.restarts && best.ok(); ++restart) {
     Result<Clustering> other = start();
+    if (options.on_restart) options.on_restart(restart + 1);
     if (other.ok() && other->cost < best->cost) best = std::move(other);
   }
   return best;

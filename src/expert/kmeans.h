@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -63,6 +64,7 @@ struct KmeansOptions {
   uint32_t max_iterations = 50;
   uint64_t seed = 1;
   Capacity capacity = {};
+  std::function<void(size_t done)> on_restart = {};  // after each start
 };
 
 // k-means++ seeding: each further start is drawn with probability proportional to the cosine distance
