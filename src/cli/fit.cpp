@@ -79,10 +79,12 @@ Status compute(const FitArguments& options, FitResults& results) {
   if (!transform) return transform.error();
   expert::FitOptions fit = fit_options(options, *transform);
   if (options.compare) {
-    Progress progress("comparing transforms", expert::kTransforms.size());
-    Result<std::vector<expert::TransformScore>> scores = expert::compare_transforms(
-        results.activations, fit,
-        [&](size_t done, size_t of) { progress.set(done * expert::kTransforms.size() / of); });
+    std::optional<Progress> progress;
+    Result<std::vector<expert::TransformScore>> scores =
+        expert::compare_transforms(results.activations, fit, [&](size_t done, size_t of) {
+          if (!progress) progress.emplace("comparing transforms", of);
+          progress->set(done);
+        });
     if (!scores) return std::move(scores).error();
     results.transforms = *std::move(scores);
   }

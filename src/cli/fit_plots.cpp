@@ -20,6 +20,15 @@ constexpr size_t kMostGroups = 6;
 // More points neither help the eye nor the browser; taken at even steps.
 constexpr size_t kMostPoints = 2000;
 
+// Labels come from files and may be of any length.
+std::string short_label(const std::string& label) {
+  constexpr size_t kMostBytes = 24;
+  if (label.size() <= kMostBytes) return label;
+  size_t end = kMostBytes;
+  while (end > 0 && (static_cast<unsigned char>(label[end]) & 0xC0) == 0x80) --end;  // not within a character
+  return label.substr(0, end) + "…";
+}
+
 class Plots {
  public:
   Plots(const FitArguments& options, FitResults& results) : options_(options), results_(results) {}
@@ -70,8 +79,10 @@ class Plots {
                               to_string(report.model.data().transform));
     chart.x_label = fmt::format("first component ({:.0f}% of the variance)", 100 * pca.share[0]);
     chart.y_label = fmt::format("second component ({:.0f}%)", 100 * pca.share[1]);
-    chart.note = about() + (options_.unbalanced ? "; k-means without balance" : "");
-    for (const std::string& name : order) chart.series.push_back({.name = name, .x = {}, .y = {}, .line = false});
+    chart.note = about() + (options_.unbalanced ? "; k-means without balance" : "") +
+                 ". A centroid has unit length, so it lies outside of a cohort whose requests differ.";
+    for (const std::string& name : order)
+      chart.series.push_back({.name = short_label(name), .x = {}, .y = {}, .line = false});
     const size_t step = points.size() / kMostPoints + 1;
     for (size_t i = 0; i < points.size(); i += step) {
       const size_t at = std::min<size_t>(
@@ -155,7 +166,7 @@ class Plots {
                             shape.layers[layer]);
     map.x_label = "experts, in blocks by the domain that uses them most";
     map.y_label = "domain";
-    map.rows = profiles->names;
+    for (const std::string& name : profiles->names) map.rows.push_back(short_label(name));
     map.values = expert::domain_heat(*profiles, layer, shape.experts).excess;
     map.note = profiles->names.size() == 1
                    ? fmt::format("{}. A single domain: darker is above the mean of the experts.", about())
@@ -180,7 +191,7 @@ class Plots {
                              left_out > 0 ? fmt::format(" {} smaller domains are left out.", left_out) : "");
     double most = 0;
     for (const expert::DomainPrediction* domain : domains) {
-      Series series{.name = fmt::format("{} ({:.2f})", domain->domain, domain->pooled_correlation),
+      Series series{.name = fmt::format("{} ({:.2f})", short_label(domain->domain), domain->pooled_correlation),
                     .x = {},
                     .y = {},
                     .line = false};
@@ -205,7 +216,7 @@ class Plots {
     chart.note = about() + "; exact means over all batches of different requests";
     for (const expert::BatchComparison& row : results_.batches) {
       if (row.domains == 0) continue;
-      chart.categories.push_back(fmt::format("batch {} (-{:.0f}%)", row.batch, 100 * row.saved()));
+      chart.categories.push_back(fmt::format("batch {} ({:+.0f}%)", row.batch, -100 * row.saved()));
       chart.values[0].push_back(row.same_domain);
       chart.values[1].push_back(row.mixed);
     }

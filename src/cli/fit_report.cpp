@@ -100,13 +100,18 @@ void print_layers(const expert::Activations& activations, const expert::FitRepor
   fmt::print("\n");
 }
 
-void print_balance(const FitArguments& options, const expert::FitReport& report) {
+void print_balance(const FitArguments& options, const FitResults& results) {
+  const expert::FitReport& report = *results.fit;
   const std::string largest = fmt::format("largest cohort: {:.2f} x the mean requests, {:.2f} x the mean decode tokens",
                                           report.most_requests, report.most_work);
   if (options.unbalanced) fmt::print("not balanced, as asked; {}\n", largest);
   else if (options.balance == "work")
     fmt::print("balanced by work, at most {:.2f} x; {}\n", 1 + options.tolerance, largest);
   else fmt::print("balanced by count; {}\n", largest);
+  const std::vector<uint32_t>& tokens = results.activations.decode_tokens;
+  if (options.balance == "work" && std::equal(tokens.begin() + 1, tokens.end(), tokens.begin())) {
+    fmt::print("  (every recorded request decodes {} tokens, so work says no more than the count)\n", tokens.front());
+  }
 }
 
 Table cohort_table(const expert::Activations& activations, const expert::FitReport& report) {
@@ -130,7 +135,7 @@ void print_cohorts(const FitArguments& options, const FitResults& results) {
   const bool labels = results.activations.has_domains();
   fmt::print("\ntransform: {}\n", to_string(report.model.data().transform));
   print_layers(results.activations, report);
-  print_balance(options, report);
+  print_balance(options, results);
   fmt::print("\n{}\n", cohort_table(results.activations, report).text());
   const double saved = report.active_random > 0 ? 1 - report.active_experts / report.active_random : 0;
   fmt::print(

@@ -189,8 +189,7 @@ TEST(Kmeans, TellsOfItsProgress) {
   const std::vector<float> data = {1, 0, 0, 1, 1, 0};
   std::vector<size_t> heard;
   ASSERT_TRUE(balanced_spherical_kmeans(
-                  {data, 2},
-                  {.clusters = 2, .restarts = 3, .on_restart = [&](size_t done) { heard.push_back(done); }})
+                  {data, 2}, {.clusters = 2, .restarts = 3, .on_restart = [&](size_t done) { heard.push_back(done); }})
                   .ok());
   EXPECT_EQ(heard, (std::vector<size_t>{1, 2, 3}));
 }
