@@ -13,6 +13,8 @@
 namespace kindred::expert {
 namespace {
 
+constexpr int kMostRepairs = 16;  // per column: a search for a swap looks at all pairs of rows
+
 // The optimum with rows that may be split. Weight is counted in integers, so that nothing is ever nearly empty.
 class WeightedDrain {
  public:
@@ -138,10 +140,11 @@ class Rounding {
     return static_cast<uint32_t>(split.size());
   }
 
-  // Each step takes weight off what is over the cap, so it ends.
+  // Each step takes weight off what is over the cap; the limit holds without it.
   void repair() {
     for (uint32_t c = 0; c < columns_; ++c) {
-      while (load_[c] > cap_ && (move_out_of(c) || swap_out_of(c))) {
+      for (int step = 0; step < kMostRepairs && load_[c] > cap_; ++step) {
+        if (!move_out_of(c) && !swap_out_of(c)) break;
       }
     }
   }
