@@ -21,6 +21,7 @@ struct Bench {
 constexpr auto kBenches = std::to_array<Bench>({
     {"assign", "the exact balanced assignment of the cohort fit", bench_assign},
     {"decide", "one routing decision, part by part", bench_decide},
+    {"fit", "balanced k-means, and its assignment against SciPy's", bench_fit},
 });
 
 void print_benches(std::FILE* to) {

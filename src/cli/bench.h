@@ -15,6 +15,7 @@ namespace kindred::cli {
 
 int bench_assign(Args args);
 int bench_decide(Args args);
+int bench_fit(Args args);
 
 double seconds(const auto& work) {
   const auto began = std::chrono::steady_clock::now();

@@ -31,6 +31,7 @@ std::string chat_body(const ChatCall& call, const std::string& model) {
   if (call.ignore_eos) body["ignore_eos"] = true;
   if (!call.prefix_cache) body["cache_prompt"] = false;
   if (call.expert_counts) body["return_expert_counts"] = true;
+  if (call.expert_gates) body["return_expert_gates"] = true;
   return dump_json(body);
 }
 
@@ -69,6 +70,11 @@ Status read_event(const std::string& data, ChatAnswer& answer) {
     answer.prompt_tokens = usage->value("prompt_tokens", 0U);
     answer.completion_tokens = usage->value("completion_tokens", 0U);
   }
+  if (const auto found = event.find("expert_gates"); found != event.end() && found->is_object()) {
+    Result<expert::ExpertGates> gates = expert::gates_from_json(dump_json(*found));
+    if (!gates) return std::move(gates).error();
+    answer.gates = std::move(*gates);
+  }
   if (Status read = read_counts(event, "expert_counts", answer.prompt_counts); !read) return read;
   return read_counts(event, "decode_expert_counts", answer.decode_counts);
 }
@@ -98,6 +104,7 @@ net::Task<void> run_one(net::HttpClient& client, const net::Endpoint& server, co
   head.target = "/v1/chat/completions";
   head.headers.add("Content-Type", "application/json");
   if (!call.id.empty()) head.headers.add("X-Request-Id", call.id);
+  if (!call.domain.empty()) head.headers.add("X-Kindred-Domain", call.domain);
   const std::string body = chat_body(call, model);
   const std::string_view parts[] = {body};
   const MonotonicTime sent = clock.now();
@@ -191,8 +198,11 @@ double quantile(std::vector<double> values, double q) {
   return values[at];
 }
 
-double metric_sum(const std::string& metrics, const std::string& name) {
-  double sum = 0;
+namespace {
+
+// Calls `visit(labels, value)` for every series named exactly `name`; `labels` is what stands in braces.
+void for_each_series(const std::string& metrics, const std::string& name,
+                     const std::function<void(std::string_view labels, double value)>& visit) {
   for (size_t at = 0; at < metrics.size();) {
     const size_t end = std::min(metrics.find('\n', at), metrics.size());
     const std::string_view line(metrics.data() + at, end - at);
@@ -202,9 +212,29 @@ double metric_sum(const std::string& metrics, const std::string& name) {
     const size_t space = line.rfind(' ');
     double value = 0;
     std::from_chars(line.data() + space + 1, line.data() + line.size(), value);
-    sum += value;
+    visit(line.substr(name.size(), space - name.size()), value);
   }
+}
+
+}  // namespace
+
+double metric_sum(const std::string& metrics, const std::string& name) {
+  double sum = 0;
+  for_each_series(metrics, name, [&](std::string_view, double value) { sum += value; });
   return sum;
+}
+
+std::map<std::string, double> metric_by_label(const std::string& metrics, const std::string& name,
+                                              const std::string& label) {
+  std::map<std::string, double> out;
+  const std::string key = label + "=\"";
+  for_each_series(metrics, name, [&](std::string_view labels, double value) {
+    const size_t at = labels.find(key);
+    if (at == std::string_view::npos || (labels[at - 1] != '{' && labels[at - 1] != ',')) return;
+    const size_t begin = at + key.size();
+    out[std::string(labels.substr(begin, labels.find('"', begin) - begin))] += value;
+  });
+  return out;
 }
 
 }  // namespace kindred::cli

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,12 +14,14 @@
 
 #include "base/result.h"
 #include "expert/counts.h"
+#include "expert/gates.h"
 #include "net/http_message.h"
 
 namespace kindred::cli {
 
 struct ChatCall {
-  std::string id;  // X-Request-Id
+  std::string id;      // X-Request-Id
+  std::string domain;  // X-Kindred-Domain, for the decode policy `domain`; empty: not sent
   std::string prompt;
   int64_t max_tokens = 64;
   double temperature = 0;
@@ -26,6 +29,7 @@ struct ChatCall {
   bool ignore_eos = false;
   bool prefix_cache = true;
   bool expert_counts = false;
+  bool expert_gates = false;
 };
 
 struct ChatAnswer {
@@ -36,6 +40,7 @@ struct ChatAnswer {
   double ttft_s = 0;   // request sent to first event
   double total_s = 0;  // request sent to last event
   std::optional<expert::ExpertCounts> prompt_counts, decode_counts;
+  std::optional<expert::ExpertGates> gates;
 
   // Seconds per output token after the first; nothing for a single token.
   std::optional<double> tpot_s() const {
@@ -63,5 +68,9 @@ double quantile(std::vector<double> values, double q);
 
 // The sum over all series named exactly `name` in Prometheus text.
 double metric_sum(const std::string& metrics, const std::string& name);
+
+// The same, by the value of `label`; series without it are left out.
+std::map<std::string, double> metric_by_label(const std::string& metrics, const std::string& name,
+                                              const std::string& label);
 
 }  // namespace kindred::cli

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "cli/chat_load.h"
 #include "cli/commands.h"
-#include "cli/demo_cluster.h"
+#include "cli/local_cluster.h"
 #include "cli/prompts.h"
 #include "cli/terminal.h"
 #include "expert/fit.h"
@@ -33,20 +33,34 @@ struct DemoOptions {
   std::string picture;  // SVG of the table
 };
 
-// What the decode workers did in one stretch of traffic.
-struct DecodeWork {
-  double steps = 0, sequences = 0, active_experts = 0, prompt_tokens = 0;
+// The processes of the demo: a worker that does both phases is the reference for outputs, and a second
+// router sends the same prompts to the same workers by turns.
+struct DemoCluster {
+  LocalCluster cluster;
+  LocalCluster::Server single = 0, locality = 0, round_robin = 0;
 
-  double active_per_step() const { return steps > 0 ? active_experts / steps : 0; }
-  double batch() const { return steps > 0 ? sequences / steps : 0; }
-  DecodeWork& operator+=(const DecodeWork& other) {
-    steps += other.steps;
-    sequences += other.sequences;
-    active_experts += other.active_experts;
-    prompt_tokens += other.prompt_tokens;
-    return *this;
-  }
+  static Result<DemoCluster> start(const ClusterPlan& plan, uint16_t port, const std::string& cohorts);
+  const net::Endpoint& router() const { return cluster.endpoint(locality); }
 };
+
+Result<DemoCluster> DemoCluster::start(const ClusterPlan& plan, uint16_t port, const std::string& cohorts) {
+  Result<LocalCluster> started = LocalCluster::start(plan);
+  if (!started) return std::move(started).error();
+  DemoCluster demo{std::move(*started)};
+  Result<LocalCluster::Server> single = demo.cluster.launch_worker("single", "both");
+  if (!single) return std::move(single).error();
+  // tau 0: no second-nearest worker joins a band of one. Among three workers it would be a third of the
+  // cluster, and similar requests would be spread over two workers of three.
+  Result<LocalCluster::Server> locality = demo.cluster.launch_router(
+      "router", port, {"--decode-policy", "locality-band", "--cohorts", cohorts, "--tau", "0"});
+  if (!locality) return std::move(locality).error();
+  Result<LocalCluster::Server> round_robin =
+      demo.cluster.launch_router("round-robin router", 0, {"--decode-policy", "round-robin"});
+  if (!round_robin) return std::move(round_robin).error();
+  demo.single = *single, demo.locality = *locality, demo.round_robin = *round_robin;
+  if (Status ready = demo.cluster.wait_ready(); !ready) return std::move(ready).error();
+  return demo;
+}
 
 struct PolicyRun {
   explicit PolicyRun(std::string policy) : name(std::move(policy)) {}
@@ -68,27 +82,9 @@ struct Outcome {
   bool all_held() const {
     return round_robin.failed + locality.failed == 0 && replayed > 0 && equal == replayed &&
            round_robin.work.prompt_tokens + locality.work.prompt_tokens == 0 &&
-           locality.work.active_per_step() < round_robin.work.active_per_step();
+           active_change(round_robin.work, locality.work) < 0;
   }
 };
-
-Result<DecodeWork> measure(const DemoCluster& cluster) {
-  DecodeWork total;
-  for (const net::Endpoint& worker : cluster.decode()) {
-    const Result<std::string> text = fetch(worker, "/metrics");
-    if (!text) return text.error();
-    total +=
-        DecodeWork{metric_sum(*text, "kindred_decode_steps_total"), metric_sum(*text, "kindred_decode_sequences_total"),
-                   metric_sum(*text, "kindred_decode_active_experts_total"),
-                   metric_sum(*text, "kindred_prompt_tokens_evaluated_total")};
-  }
-  return total;
-}
-
-DecodeWork operator-(DecodeWork a, const DecodeWork& b) {
-  a += DecodeWork{-b.steps, -b.sequences, -b.active_experts, -b.prompt_tokens};
-  return a;
-}
 
 std::string call_id(const PolicyRun& run, const Prompt& prompt, size_t index) {
   return fmt::format("demo-{}-{}-{}", run.name, prompt.domain, index);
@@ -102,6 +98,7 @@ Status drive(const DemoCluster& cluster, const net::Endpoint& router, std::span<
   for (size_t i = 0; i < prompts.size(); ++i) {
     ChatCall call;
     call.id = call_id(run, prompts[i], first_index + i);
+    call.domain = prompts[i].domain;
     call.prompt = prompts[i].text;
     call.max_tokens = kMeasuredTokens;
     call.temperature = 0.8;
@@ -110,7 +107,7 @@ Status drive(const DemoCluster& cluster, const net::Endpoint& router, std::span<
     call.prefix_cache = false;
     calls.push_back(std::move(call));
   }
-  const Result<DecodeWork> before = measure(cluster);
+  const Result<DecodeWork> before = decode_work(cluster.cluster);
   if (!before) return before.error();
   LoadOptions load;
   load.concurrency = kConcurrency;
@@ -125,7 +122,7 @@ Status drive(const DemoCluster& cluster, const net::Endpoint& router, std::span<
     if (const std::optional<double> tpot = answer.tpot_s()) run.tpot_s.push_back(*tpot);
   };
   run_chats(router, calls, load);
-  const Result<DecodeWork> after = measure(cluster);
+  const Result<DecodeWork> after = decode_work(cluster.cluster);
   if (!after) return after.error();
   run.work += *after - *before;
   return {};
@@ -137,7 +134,7 @@ Status compare(const DemoCluster& cluster, std::span<const Prompt> prompts, Outc
   const auto first = prompts.subspan(0, half), second = prompts.subspan(half);
   Progress progress("sending prompts, both policies", prompts.size() * 2);
   size_t progressed = 0;
-  const net::Endpoint &locality = cluster.locality_router(), &round_robin = cluster.round_robin_router();
+  const net::Endpoint &locality = cluster.router(), &round_robin = cluster.cluster.endpoint(cluster.round_robin);
   Status sent = drive(cluster, round_robin, first, 0, outcome.round_robin, progress, progressed);
   if (sent) sent = drive(cluster, locality, first, 0, outcome.locality, progress, progressed);
   if (sent) sent = drive(cluster, locality, second, half, outcome.locality, progress, progressed);
@@ -147,7 +144,7 @@ Status compare(const DemoCluster& cluster, std::span<const Prompt> prompts, Outc
 
 // Which decode worker each of the locality run's requests went to, as the router's own decisions say.
 Status read_placement(const DemoCluster& cluster, std::span<const Prompt> prompts, Outcome& outcome) {
-  const Result<std::string> text = fetch(cluster.locality_router(), "/status?decisions=1024");
+  const Result<std::string> text = fetch(cluster.router(), "/status?decisions=1024");
   if (!text) return text.error();
   const Json status = parse_json(*text);
   if (!status.is_object() || !status.contains("decisions"))
@@ -156,7 +153,7 @@ Status read_placement(const DemoCluster& cluster, std::span<const Prompt> prompt
   for (const Json& decision : status["decisions"]) {
     worker_of[decision.value("request_id", "")] = decision.value("decode_worker", "");
   }
-  const std::vector<net::Endpoint> decode = cluster.decode();
+  const std::vector<net::Endpoint> decode = cluster.cluster.decode();
   for (size_t i = 0; i < prompts.size(); ++i) {
     std::vector<uint32_t>& row = outcome.placed[prompts[i].domain];
     row.resize(decode.size());
@@ -183,8 +180,8 @@ Status replay(const DemoCluster& cluster, std::span<const Prompt> prompts, Outco
   size_t progressed = 0;
   LoadOptions load;
   load.on_answer = [&](size_t, const ChatAnswer&) { progress.set(++progressed); };
-  const std::vector<ChatAnswer> routed = run_chats(cluster.locality_router(), calls, load);
-  const std::vector<ChatAnswer> alone = run_chats(cluster.single(), calls, load);
+  const std::vector<ChatAnswer> routed = run_chats(cluster.router(), calls, load);
+  const std::vector<ChatAnswer> alone = run_chats(cluster.cluster.endpoint(cluster.single), calls, load);
   for (size_t i = 0; i < calls.size(); ++i) {
     ++outcome.replayed;
     const bool both = routed[i].status.ok() && alone[i].status.ok();
@@ -216,13 +213,14 @@ std::string report(const Outcome& outcome) {
   }
   out += policies.text() + "\n";
 
-  const double base = outcome.round_robin.work.active_per_step(), local = outcome.locality.work.active_per_step();
-  const double change = base > 0 ? 100 * (local / base - 1) : 0;
+  const double change = 100 * active_change(outcome.round_robin.work, outcome.locality.work);
   const size_t failed = outcome.round_robin.failed + outcome.locality.failed;
   const double decode_prompt = outcome.round_robin.work.prompt_tokens + outcome.locality.work.prompt_tokens;
   out += check_line(
-      local < base,
-      fmt::format("distinct experts a decode step touches in a layer: {:+.1f} % against round-robin", change));
+      change < 0,
+      fmt::format("distinct experts a decode step touches in a layer: {:+.1f} % against round-robin, in steps of "
+                  "equal batch size",
+                  change));
   out += check_line(
       outcome.equal == outcome.replayed,
       fmt::format("{} of {} outputs equal a single worker's, replayed one at a time", outcome.equal, outcome.replayed));
@@ -240,7 +238,7 @@ std::string report(const Outcome& outcome) {
 }
 
 void print_next_steps(const DemoCluster& cluster, const std::string& model) {
-  const std::string url = cluster.locality_router().url();
+  const std::string url = cluster.router().url();
   fmt::print(R"(
 the cluster stays up until Ctrl-C; in another terminal:
 
@@ -270,24 +268,13 @@ int stay_up(DemoCluster& cluster) {
   pthread_sigmask(SIG_BLOCK, &stop, nullptr);
   constexpr timespec kPoll{0, 500'000'000};
   while (sigtimedwait(&stop, nullptr, &kPoll) < 0) {
-    if (const std::optional<std::string> name = cluster.dead()) {
+    if (const std::optional<std::string> name = cluster.cluster.dead()) {
       fmt::print(stderr, "kindred demo: {} has stopped\n", *name);
       return 1;
     }
   }
   fmt::print("stopping\n");
   return 0;
-}
-
-// The checkout (or installation) this binary belongs to: the nearest folder above it with our models.
-std::string find_root() {
-  std::error_code error;
-  std::filesystem::path at = std::filesystem::read_symlink("/proc/self/exe", error);
-  while (!error && at.has_relative_path()) {
-    at = at.parent_path();
-    if (std::filesystem::exists(at / "models/kindred-tiny-moe-q8_0.gguf", error)) return at.string();
-  }
-  return ".";
 }
 
 Status fit_demo_cohorts(const std::string& activations_path, const std::string& cohorts_path) {
@@ -309,30 +296,28 @@ Result<int> demo(const DemoOptions& options) {
   if (!prompts) return std::move(prompts).error();
   Result<ScratchDir> scratch = ScratchDir::make();
   if (!scratch) return std::move(scratch).error();
+  const std::string cohorts = scratch->path() + "/cohorts.safetensors";
   ClusterPlan plan;
   plan.model = root + "/models/kindred-tiny-moe-q8_0.gguf";
-  plan.cohorts = scratch->path() + "/cohorts.safetensors";
   plan.log_dir = scratch->path();
-  plan.router_port = static_cast<uint16_t>(options.port);
   plan.decode_workers = kDecodeWorkers;
-  if (Status fitted = fit_demo_cohorts(root + "/models/kindred-tiny-moe.activations.safetensors", plan.cohorts);
-      !fitted) {
+  if (Status fitted = fit_demo_cohorts(root + "/models/kindred-tiny-moe.activations.safetensors", cohorts); !fitted) {
     return std::move(fitted).error();
   }
 
   fmt::print("starting 1 prefill worker, {} decode workers and the router on :{}\n", kDecodeWorkers, options.port);
   std::fflush(stdout);
-  Result<DemoCluster> cluster = DemoCluster::start(plan);
+  Result<DemoCluster> cluster = DemoCluster::start(plan, static_cast<uint16_t>(options.port), cohorts);
   if (!cluster) return std::move(cluster).error();
 
   Outcome outcome;
   if (Status sent = compare(*cluster, *prompts, outcome); !sent) return std::move(sent).error();
   if (Status read = read_placement(*cluster, *prompts, outcome); !read) return std::move(read).error();
   if (Status done = replay(*cluster, *prompts, outcome); !done) return std::move(done).error();
-  const Result<std::string> prefill = fetch(cluster->prefill(), "/metrics");
+  const Result<std::string> prefill = fetch(cluster->cluster.prefill(), "/metrics");
   if (prefill) outcome.prefill_tokens = metric_sum(*prefill, "kindred_prompt_tokens_evaluated_total");
   // The replay must not have made a decode worker evaluate a prompt either.
-  const Result<DecodeWork> whole = measure(*cluster);
+  const Result<DecodeWork> whole = decode_work(cluster->cluster);
   if (!whole) return whole.error();
   outcome.locality.work.prompt_tokens = whole->prompt_tokens - outcome.round_robin.work.prompt_tokens;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -344,7 +329,9 @@ Result<int> demo(const DemoOptions& options) {
       return std::move(drawn).error();
   }
   if (options.once) return outcome.all_held() ? 0 : 1;
-  cluster->keep_only_the_cluster();
+  // The reference worker and the other router are not needed any more.
+  cluster->cluster.stop(cluster->round_robin);
+  cluster->cluster.stop(cluster->single);
   print_next_steps(*cluster, "kindred-tiny-moe");
   return stay_up(*cluster);
 }

@@ -27,7 +27,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"bench", "measure parts of Kindred on this machine", run_bench},
     {"status", "show a running router: workers, cohorts, last decisions", run_status},
 #ifdef KINDRED_HAVE_ENGINE
-    {"model", "inspect and quantise GGUF models", run_model},
+    {"model", "inspect, quantise and widen GGUF models", run_model},
 #endif
 });
 

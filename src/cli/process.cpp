@@ -21,9 +21,10 @@
 
 namespace kindred::cli {
 
-Result<Child> Child::start(const std::vector<std::string>& args, const std::string& log_path) {
+Result<Child> Child::start(const std::vector<std::string>& args, const std::string& log_path,
+                           const std::string& program) {
   std::vector<std::string> owned = args;
-  owned.insert(owned.begin(), "kindred");
+  owned.insert(owned.begin(), program.empty() ? "kindred" : program);
   std::vector<char*> argv;
   argv.reserve(owned.size() + 1);
   for (std::string& arg : owned) argv.push_back(arg.data());
@@ -40,7 +41,11 @@ Result<Child> Child::start(const std::vector<std::string>& args, const std::stri
     ::setpgid(0, 0);  // Ctrl-C is for the parent, which stops its children in order
     ::dup2(log, STDOUT_FILENO);
     ::dup2(log, STDERR_FILENO);
-    ::execv("/proc/self/exe", argv.data());
+    if (program.empty()) {
+      ::execv("/proc/self/exe", argv.data());
+    } else {
+      ::execvp(program.c_str(), argv.data());
+    }
     ::_exit(127);
   }
   ::close(log);
@@ -48,12 +53,14 @@ Result<Child> Child::start(const std::vector<std::string>& args, const std::stri
   return Child(pid, log_path);
 }
 
-Child::Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)), log_path_(std::move(other.log_path_)) {}
+Child::Child(Child&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), status_(other.status_), log_path_(std::move(other.log_path_)) {}
 
 Child& Child::operator=(Child&& other) noexcept {
   if (this != &other) {
     stop();
     pid_ = std::exchange(other.pid_, -1);
+    status_ = other.status_;
     log_path_ = std::move(other.log_path_);
   }
   return *this;
@@ -62,8 +69,17 @@ Child& Child::operator=(Child&& other) noexcept {
 Child::~Child() { stop(); }
 
 bool Child::running() {
-  if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
+  if (pid_ > 0 && ::waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;
   return pid_ > 0;
+}
+
+std::optional<int> Child::wait(std::chrono::milliseconds timeout) {
+  const auto give_up = std::chrono::steady_clock::now() + timeout;
+  while (running()) {
+    if (std::chrono::steady_clock::now() >= give_up) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_);
 }
 
 void Child::stop() {
@@ -82,6 +98,16 @@ std::string Child::log_tail() const {
   if (!text) return {};
   constexpr size_t kTailBytes = 800;
   return text->size() <= kTailBytes ? *text : text->substr(text->size() - kTailBytes);
+}
+
+Result<int> run_program(const std::vector<std::string>& command, const std::string& log_path,
+                        std::chrono::milliseconds timeout) {
+  KINDRED_CHECK(!command.empty());
+  Result<Child> child = Child::start({command.begin() + 1, command.end()}, log_path, command[0]);
+  if (!child) return std::move(child).error();
+  const std::optional<int> status = child->wait(timeout);
+  if (!status) return Error{ErrorCode::kTimeout, fmt::format("{} took too long", command[0])};
+  return *status;
 }
 
 Result<uint16_t> free_port() {

@@ -1,4 +1,4 @@
-// Child processes for the demo: this program again, with other arguments.
+// Child processes: mostly this program again, with other arguments.
 //
 // Thread-safety: none.
 #pragma once
@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,13 +19,17 @@ namespace kindred::cli {
 // SIGTERM from the kernel if this process dies first.
 class Child {
  public:
-  // `args` without the program's name; stdout and stderr go to `log_path`.
-  static Result<Child> start(const std::vector<std::string>& args, const std::string& log_path);
+  // `args` without the program's name; stdout and stderr go to `log_path`. `program`: looked up in PATH;
+  // empty: this program.
+  static Result<Child> start(const std::vector<std::string>& args, const std::string& log_path,
+                             const std::string& program = {});
   Child(Child&& other) noexcept;
   Child& operator=(Child&& other) noexcept;
   ~Child();
 
   bool running();
+  // Its exit status, 128 + signal if it was killed; no value: still running after `timeout`.
+  std::optional<int> wait(std::chrono::milliseconds timeout);
   // The last lines it wrote, for an error message.
   std::string log_tail() const;
   const std::string& log_path() const { return log_path_; }
@@ -33,9 +38,14 @@ class Child {
   Child(pid_t pid, std::string log_path) : pid_(pid), log_path_(std::move(log_path)) {}
   void stop();
 
-  pid_t pid_ = -1;
+  pid_t pid_ = -1;  // -1: it has ended
+  int status_ = 0;
   std::string log_path_;
 };
+
+// Runs `command` to its end; its output goes to `log_path`. Error: kTimeout (it is stopped), kIo.
+Result<int> run_program(const std::vector<std::string>& command, const std::string& log_path,
+                        std::chrono::milliseconds timeout);
 
 // A TCP port on 127.0.0.1 that was free a moment ago.
 Result<uint16_t> free_port();

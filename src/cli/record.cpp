@@ -30,11 +30,13 @@ struct RecordOptions {
   int64_t concurrency = 8;
   double temperature = 0.8;
   int64_t seed = 1;
+  bool gates = false;
 };
 
 struct Recorded {
   expert::ExpertCounts prompt;
   std::optional<expert::ExpertCounts> decode;
+  std::optional<expert::ExpertGates> gates;
 };
 using RecordedByIndex = std::map<size_t, Recorded>;
 
@@ -62,6 +64,7 @@ Result<Served> ask_model(const net::Endpoint& server) {
 std::string run_key(const RecordOptions& options, const Served& served, const std::vector<Prompt>& prompts) {
   uint64_t hash = mix64(static_cast<uint64_t>(options.seed) ^ mix64(static_cast<uint64_t>(options.max_tokens)));
   hash = mix64(hash ^ static_cast<uint64_t>(options.temperature * 1e6));
+  hash = mix64(hash ^ static_cast<uint64_t>(options.gates));
   for (const Prompt& prompt : prompts) {
     for (const char c : prompt.domain + '\0' + prompt.text + '\0') hash = mix64(hash ^ static_cast<unsigned char>(c));
   }
@@ -80,11 +83,16 @@ RecordedByIndex load_part(const std::string& path, const std::string& key) {
       continue;
     Result<expert::ExpertCounts> prompt = expert::counts_from_json(dump_json(entry["prompt"]));
     if (!prompt) continue;
-    Recorded recorded{std::move(*prompt), std::nullopt};
+    Recorded recorded{std::move(*prompt), std::nullopt, std::nullopt};
     if (entry.contains("decode")) {
       Result<expert::ExpertCounts> decode = expert::counts_from_json(dump_json(entry["decode"]));
       if (!decode) continue;
       recorded.decode = std::move(*decode);
+    }
+    if (entry.contains("gates")) {
+      Result<expert::ExpertGates> gates = expert::gates_from_json(dump_json(entry["gates"]));
+      if (!gates) continue;
+      recorded.gates = std::move(*gates);
     }
     done.insert_or_assign(entry["i"].get<size_t>(), std::move(recorded));
   }
@@ -94,6 +102,7 @@ RecordedByIndex load_part(const std::string& path, const std::string& key) {
 std::string part_line(size_t index, const Recorded& recorded) {
   std::string line = fmt::format("{{\"i\":{},\"prompt\":{}", index, expert::counts_to_json(recorded.prompt));
   if (recorded.decode) line += ",\"decode\":" + expert::counts_to_json(*recorded.decode);
+  if (recorded.gates) line += ",\"gates\":" + expert::gates_to_json(*recorded.gates);
   return line + "}\n";
 }
 
@@ -112,6 +121,7 @@ Status record_rest(const RecordOptions& options, const net::Endpoint& server, co
     call.seed = options.seed + static_cast<int64_t>(i);
     call.ignore_eos = true;
     call.expert_counts = true;
+    call.expert_gates = options.gates;
     calls.push_back(std::move(call));
     index_of.push_back(i);
   }
@@ -132,7 +142,11 @@ Status record_rest(const RecordOptions& options, const net::Endpoint& server, co
             Error{ErrorCode::kInvalid, "the server sends no expert counts (not an MoE model, or not a Kindred worker)"};
       return;
     }
-    const Recorded recorded{*answer.prompt_counts, answer.decode_counts};
+    if (options.gates && !answer.gates) {
+      if (failed.ok()) failed = Error{ErrorCode::kInvalid, "the server sends no gate probabilities (--gates)"};
+      return;
+    }
+    const Recorded recorded{*answer.prompt_counts, answer.decode_counts, answer.gates};
     part << part_line(index_of[call], recorded) << std::flush;
     done.insert_or_assign(index_of[call], recorded);
     progress.set(done.size());
@@ -148,7 +162,14 @@ Status write_activations(const std::string& path, const Served& served, const st
   activations.model_fingerprint = served.fingerprint;
   for (const auto& [index, recorded] : done) {
     const expert::ExpertCounts* decode = recorded.decode ? &*recorded.decode : nullptr;
-    if (Status added = activations.append(recorded.prompt, decode, prompts[index].domain); !added) return added;
+    std::span<const float> gate;
+    if (recorded.gates) {
+      if (recorded.gates->layers != recorded.prompt.shape.layers) {
+        return invalid("the server's gate sums are of other layers than its expert counts", "expert_gates");
+      }
+      gate = recorded.gates->data;
+    }
+    if (Status added = activations.append(recorded.prompt, decode, prompts[index].domain, gate); !added) return added;
   }
   return expert::save_activations(activations, path);
 }
@@ -199,6 +220,7 @@ int run_record(Args args) {
   schema.integer("concurrency", &options.concurrency, 1, 1024, "requests at a time");
   schema.real("temperature", &options.temperature, 0, 2, "sampling temperature");
   schema.integer("seed", &options.seed, 0, 1LL << 40, "prompt i is sampled with seed + i");
+  schema.flag("gates", &options.gates, "also keep the gates' probabilities; nothing is then taken from prefix caches");
   if (Status parsed = schema.parse_flags(args); !parsed) {
     return fail("record", parsed.error(), 2);
   }

@@ -33,6 +33,8 @@ struct RouterArguments {
   double tau = 0.1, load_cap = 1.25;
   std::string tie_break = "rotate";
   std::string cohorts;
+  bool refit = false, manage_workers = false;
+  int64_t refit_interval_ms = 5'000, refit_window_ms = 5'000, refit_grace_ms = 30'000, refit_min_requests = 64;
   int64_t seed = 1;
   int64_t prefix_bytes = 1024;
   int64_t health_interval_ms = 1'000;
@@ -58,8 +60,15 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.choice("decode_policy", &o.decode_policy, names(policy::decode_policy_names()), "how to choose it");
   schema.choice("prefill_policy", &o.prefill_policy, names(policy::prefill_policy_names()), "how to choose it");
   schema.text("cohorts", &o.cohorts, "cohort file of `kindred fit`, for locality-band");
+  schema.flag("refit", &o.refit, "fit the cohorts anew from the traffic of the last seconds");
+  schema.integer("refit_interval_ms", &o.refit_interval_ms, 10, kDayMs, "between two refits");
+  schema.integer("refit_window_ms", &o.refit_window_ms, 10, kDayMs, "age of the oldest request that a refit sees");
+  schema.integer("refit_min_requests", &o.refit_min_requests, 1, 8192, "requests a refit needs at least");
+  schema.integer("refit_grace_ms", &o.refit_grace_ms, 0, kDayMs,
+                 "how long a worker that is down or removed keeps its cohort");
+  schema.flag("manage_workers", &o.manage_workers, "POST and DELETE /workers change the fleet; see docs/router.md");
   schema.real("tau", &o.tau, 0, 2, "locality-band: similarity a candidate may lose to the best");
-  schema.real("load_cap", &o.load_cap, 0, 1e9, "locality-band: multiple of the mean load, at least 1; 0: none");
+  schema.real("load_cap", &o.load_cap, 0, 1e9, "locality-band, domain: multiple of the mean load, at least 1; 0: none");
   schema.choice("tie_break", &o.tie_break, {"rotate", "lowest-index", "random"}, "who wins among equals");
   schema.integer("seed", &o.seed, 0, INT64_MAX, "of random choices");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
@@ -94,6 +103,13 @@ router::RouterOptions router_options(const RouterArguments& o) {
   out.decode_policy.tie_break = o.tie_break;
   out.decode_policy.seed = static_cast<uint64_t>(o.seed);
   out.cohorts = o.cohorts;
+  out.refit.on = o.refit;
+  out.refit.interval_ms = milliseconds(o.refit_interval_ms);
+  out.refit.window_ms = milliseconds(o.refit_window_ms);
+  out.refit.grace_ms = milliseconds(o.refit_grace_ms);
+  out.refit.min_requests = static_cast<uint32_t>(o.refit_min_requests);
+  out.refit.seed = static_cast<uint64_t>(o.seed);
+  out.manage_workers = o.manage_workers;
   out.health_interval_ms = milliseconds(o.health_interval_ms);
   out.retries = static_cast<uint32_t>(o.retries);
   out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);

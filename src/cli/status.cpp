@@ -84,6 +84,28 @@ std::string workers_text(const Json& status) {
   return table.text() + (problems.empty() ? "" : "\n" + problems);
 }
 
+std::string clock_time(double unix_s) {
+  const auto seconds = static_cast<std::time_t>(unix_s);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+}
+
+std::string refit_text(const Json& status) {
+  const auto refit = status.find("refit");
+  if (refit == status.end() || !refit->is_object()) return {};
+  std::string out = fmt::format("  refit    {} fits, {:.0f} requests in the window", text_of(*refit, "fits"),
+                                number_of(*refit, "window_requests"));
+  if (const auto last = refit->find("last"); last != refit->end() && last->is_object()) {
+    out += fmt::format(", the last at {} in {:.0f} ms, shift {:.3f}", clock_time(number_of(*last, "unix_s")),
+                       number_of(*last, "duration_ms"), number_of(*last, "shift"));
+  }
+  for (const char* why : {"last_skip", "last_error"}) {
+    if (text_of(*refit, why) != "-") out += fmt::format("\n           {}", text_of(*refit, why));
+  }
+  return out + "\n";
+}
+
 std::string policy_text(const Json& status) {
   const Json policy = status.value("policy", Json::object());
   std::string out = fmt::format("  decode   {}", text_of(policy, "decode"));
@@ -92,18 +114,12 @@ std::string policy_text(const Json& status) {
   }
   out += fmt::format(", ties {}\n  prefill  {}\n", text_of(policy, "tie_break"), text_of(policy, "prefill"));
   const auto cohorts = status.find("cohorts");
-  if (cohorts == status.end() || !cohorts->is_object()) return out + "  cohorts  none\n";
-  return out + fmt::format("  cohorts  {} of {}, rho {}, {} of {} layers, {} samples\n", text_of(*cohorts, "count"),
-                           text_of(*cohorts, "model"), shortened(text_of(*cohorts, "rho"), 6),
-                           list_of(*cohorts, "kept_layers").size(), list_of(*cohorts, "layers").size(),
-                           text_of(*cohorts, "samples"));
-}
-
-std::string clock_time(double unix_s) {
-  const auto seconds = static_cast<std::time_t>(unix_s);
-  std::tm local{};
-  localtime_r(&seconds, &local);
-  return fmt::format("{:02}:{:02}:{:02}", local.tm_hour, local.tm_min, local.tm_sec);
+  if (cohorts == status.end() || !cohorts->is_object()) return out + "  cohorts  none\n" + refit_text(status);
+  out += fmt::format("  cohorts  {} of {}, rho {}, {} of {} layers, {} samples\n", text_of(*cohorts, "count"),
+                     text_of(*cohorts, "model"), shortened(text_of(*cohorts, "rho"), 6),
+                     list_of(*cohorts, "kept_layers").size(), list_of(*cohorts, "layers").size(),
+                     text_of(*cohorts, "samples"));
+  return out + refit_text(status);
 }
 
 std::string decisions_text(const Json& status) {

@@ -44,6 +44,7 @@ struct WorkerArguments {
   int64_t context_tokens = 4096, kv_tokens = 16384, sequences = 64, token_budget = 512, block_tokens = 16;
   bool prefix_cache = true;
   int64_t threads = 0;
+  std::string pace;
   int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;
   int64_t drain_ms = 10'000;
 };
@@ -65,6 +66,7 @@ ConfigSchema schema_of(WorkerArguments& o) {
   schema.integer("block_tokens", &o.block_tokens, 1, 255, "tokens of a KV block");
   schema.flag("prefix_cache", &o.prefix_cache, "keep the KV of prompts for later ones");
   schema.integer("threads", &o.threads, 0, 1024, "threads; 0: one per core");
+  schema.text("pace", &o.pace, "pad each step to this profile's time (docs/pace-profile.md); for simulated machines");
   schema.integer("lease_bytes", &o.lease_bytes, 0, INT64_MAX, "memory for KV between prefill and decode");
   schema.integer("lease_ttl_ms", &o.lease_ttl_ms, 1, 86'400'000, "how long it is kept for a decode worker");
   schema.integer("body_bytes", &o.body_bytes, 1024, INT64_MAX, "longest request body");
@@ -91,8 +93,13 @@ Result<engine::WorkerOptions> worker_options(const WorkerArguments& o) {
   return out;
 }
 
-engine::EngineOptions engine_options(const WorkerArguments& o) {
+Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
   engine::EngineOptions out;
+  if (!o.pace.empty()) {
+    auto profile = engine::load_pace_profile(o.pace);
+    if (!profile) return Error{profile.error().code, "--pace: " + profile.error().message, "pace"};
+    out.pace = std::move(*profile);
+  }
   out.context_tokens = static_cast<uint32_t>(o.context_tokens);
   out.kv_tokens = static_cast<uint32_t>(o.kv_tokens);
   out.sequences = static_cast<uint32_t>(o.sequences);
@@ -189,7 +196,7 @@ class Service {
   std::thread thread_;
 };
 
-int run(const WorkerArguments& o, engine::WorkerOptions options) {
+int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::EngineOptions& of_engine) {
   const SystemClock clock;
   Registry metrics;
   // Before the model: a port in use shows at once, and /health tells who asks that the model is loading.
@@ -200,10 +207,13 @@ int run(const WorkerArguments& o, engine::WorkerOptions options) {
   auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); });
   if (!model) return fail("worker " + o.name, model.error());
   // Ends before the service: its thread posts to the service's io_context.
-  auto engine = engine::Engine::start(**model, engine_options(o), clock, metrics);
+  auto engine = engine::Engine::start(**model, of_engine, clock, metrics);
   if (!engine) return fail("worker " + o.name, engine.error());
   if (Status served = service.serve(**model, **engine); !served) return fail("worker " + o.name, served.error());
   const std::string& name = o.served_model_name.empty() ? (*model)->info().name : o.served_model_name;
+  if (of_engine.pace) {
+    fmt::print("kindred worker {}: paced by '{}' ({})\n", o.name, of_engine.pace->name, of_engine.pace->source);
+  }
   fmt::print("kindred worker {}: serving {} ({}) on {}\n", o.name, name, o.role, net::Endpoint{o.host, *port}.url());
   std::fflush(stdout);
   service.wait();
@@ -228,8 +238,10 @@ int run_worker(Args args) {
   if (!options) {
     return fail("worker", options.error(), 2);
   }
+  const auto of_engine = engine_options(o);
+  if (!of_engine) return fail("worker", of_engine.error(), 2);
   make_openmp_wait_passively();
-  return run(o, std::move(*options));
+  return run(o, std::move(*options), *of_engine);
 }
 
 }  // namespace kindred::cli

@@ -42,6 +42,21 @@ Result<EngineOptions> check(EngineOptions options, const ModelInfo& model) {
   return options;
 }
 
+// The longest step there can be must be one that a pacer waits for, or figures would not be the profile's.
+Status check_pace(const EngineOptions& options, const ModelInfo& model) {
+  if (!options.pace) return {};
+  if (options.pace->expert_us > 0 && (model.experts.experts == 0 || !options.capture_experts)) {
+    return invalid("pace: the profile has a time per expert, and no experts are seen", "pace");
+  }
+  const auto longest = options.pace->step_time(options.token_budget, options.sequences, model.experts.experts);
+  if (longest <= kLongestPacedStep) return {};
+  return invalid(
+      fmt::format("pace: with a token_budget of {} a step can take {:.0f} ms by profile '{}'; accepted: at most {} ms",
+                  options.token_budget, std::chrono::duration<double, std::milli>(longest).count(), options.pace->name,
+                  kLongestPacedStep.count()),
+      "pace");
+}
+
 struct Cancel {
   JobId id = 0;
 };
@@ -85,6 +100,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const Model& model, const EngineOp
   auto checked = check(wanted, model.info());
   if (!checked) return std::move(checked).error();
   const EngineOptions& options = *checked;
+  if (Status paced = check_pace(options, model.info()); !paced) return std::move(paced).error();
   // One holder per cached path; more of them than blocks are of no use.
   const uint32_t holders = options.prefix_cache ? std::min(kSequenceIds - options.sequences,
                                                            std::max(1U, options.kv_tokens / options.block_tokens))

@@ -10,12 +10,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/result.h"
 #include "engine/model.h"
+#include "engine/pace.h"
 #include "engine/types.h"
 
 namespace kindred::engine {
@@ -30,6 +32,8 @@ struct EngineOptions {
   bool prefix_cache = true;
   bool capture_experts = true;
   uint32_t threads = 0;  // 0: all cores
+  // Steps are padded to its times (pace.h). Refused if its longest step exceeds kLongestPacedStep.
+  std::optional<PaceProfile> pace = {};
 };
 
 struct EngineStats {

@@ -177,6 +177,84 @@ TEST(EngineCounts, OfDecodeAreTokensThatWereFedBack) {
   EXPECT_TRUE(said.finished->decode_counts->rows_sum_to_tokens());
 }
 
+Job gated(std::vector<Token> prompt) {
+  Job job = make_job(std::move(prompt), 2);
+  job.gates = true;
+  return job;
+}
+
+TEST(EngineGates, SumTheProbabilitiesOfAllExpertsOverThePrompt) {
+  TestEngine engine;
+  const auto prompt = some_prompt(300, 5);  // three steps
+  const Said said = run(*engine, gated(prompt));
+  ASSERT_TRUE(said.prefill && said.prefill->gates);
+  const expert::ExpertGates& gates = *said.prefill->gates;
+  const ExpertCounts& counts = *said.prefill->counts;
+  EXPECT_EQ(gates.layers, counts.shape.layers);
+  ASSERT_EQ(gates.data.size(), counts.data.size());
+  for (size_t l = 0; l < gates.layers.size(); ++l) {
+    const auto row = std::span(gates.data).subspan(l * gates.experts, gates.experts);
+    const double sum = std::accumulate(row.begin(), row.end(), 0.0);
+    EXPECT_NEAR(sum, 300, 0.01) << l;  // a softmax gate
+    // The four largest of 64 probabilities are more than four sixty-fourths.
+    double selected = 0;
+    for (size_t e = 0; e < row.size(); ++e) selected += counts.row(l)[e] > 0 ? static_cast<double>(row[e]) : 0;
+    EXPECT_GT(selected, 300.0 * 4 / 64);
+  }
+}
+
+TEST(EngineGates, OfOneTokenAreLargestWhereItGoes) {
+  TestEngine engine;
+  const Said said = run(*engine, gated({100}));
+  ASSERT_TRUE(said.prefill->gates);
+  const ExpertCounts& counts = *said.prefill->counts;
+  for (size_t l = 0; l < counts.shape.layers.size(); ++l) {
+    float least_selected = 1, most_other = 0;
+    for (size_t e = 0; e < counts.shape.experts; ++e) {
+      const float gate = said.prefill->gates->data[l * counts.shape.experts + e];
+      if (counts.row(l)[e] > 0) {
+        least_selected = std::min(least_selected, gate);
+      } else {
+        most_other = std::max(most_other, gate);
+      }
+    }
+    EXPECT_GE(least_selected, most_other);
+  }
+}
+
+TEST(EngineGates, AreNotTakenFromTheCacheButFillIt) {
+  TestEngine engine;
+  const auto prompt = some_prompt(100, 6);
+  const Said first = run(*engine, gated(prompt));
+  const Said again = run(*engine, gated(prompt));
+  EXPECT_EQ(again.prefill->usage.cached_tokens, 0U);
+  EXPECT_EQ(again.prefill->gates, first.prefill->gates);
+  const Said plain = run(*engine, make_job(prompt, 2));
+  EXPECT_EQ(plain.prefill->usage.cached_tokens, 96U);
+  EXPECT_FALSE(plain.prefill->gates);
+  EXPECT_EQ(plain.tokens, first.tokens);
+  EXPECT_EQ(plain.prefill->counts->data, first.prefill->counts->data);
+}
+
+TEST(EngineGates, InMixedBatchesBelongToTheirOwnJob) {
+  TestEngine engine;
+  std::vector<test::Submitted> jobs;
+  std::vector<std::vector<Token>> prompts;
+  for (uint64_t i = 0; i < 8; ++i) {
+    prompts.push_back(some_prompt(20 + 50 * (i % 4), i));
+    jobs.push_back(test::submit(*engine, i % 2 == 0 ? gated(prompts.back()) : make_job(prompts.back(), 4)));
+  }
+  TestEngine alone;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Said said = jobs[i].wait();
+    ASSERT_EQ(said.prefill->gates.has_value(), i % 2 == 0);
+    if (i % 2 != 0) continue;
+    const Said cold = run(*alone, gated(prompts[i]));
+    for (size_t c = 0; c < cold.prefill->gates->data.size(); ++c)
+      ASSERT_NEAR(said.prefill->gates->data[c], cold.prefill->gates->data[c], 0.05) << i;
+  }
+}
+
 TEST(EngineCounts, CanBeTurnedOff) {
   EngineOptions options = TestEngine::small();
   options.capture_experts = false;

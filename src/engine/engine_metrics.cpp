@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "base/result.h"
+
 namespace kindred::engine {
 namespace {
 
@@ -34,21 +36,34 @@ EngineMetrics::EngineMetrics(Registry& r, const std::string& model)
       prompt_tokens_evaluated(r.counter("kindred_prompt_tokens_evaluated_total",
                                         "Prompt tokens that were computed, not taken from a cache or a handoff.",
                                         {{"model_name", model}})),
-      decode_steps(r.counter("kindred_decode_steps_total", "Steps with at least one decoding sequence.",
-                             {{"model_name", model}})),
-      decode_sequences(r.counter("kindred_decode_sequences_total", "Decoding sequences, summed over those steps.",
+      decode_sequences(r.counter("kindred_decode_sequences_total", "Decoding sequences, summed over the steps.",
                                  {{"model_name", model}})),
-      decode_active_experts(r.counter("kindred_decode_active_experts_total",
-                                      "Distinct experts that a step's decoding sequences selected, mean over "
-                                      "layers, summed over those steps.",
-                                      {{"model_name", model}})),
       lost_rows(r.counter("kindred_captured_rows_lost_total", "Batches whose captured expert rows were not usable.",
                           {{"model_name", model}})),
       step_seconds(r.histogram("kindred_step_seconds", "Time of one batch, sampling included.", kStepBounds,
                                {{"model_name", model}})),
+      registry_(r),
+      model_(model),
       stop_(finished_counter(r, model, "stop")),
       length_(finished_counter(r, model, "length")),
       abort_(finished_counter(r, model, "abort")) {}
+
+void EngineMetrics::count_decode_step(uint32_t sequences, double active_experts) {
+  KINDRED_CHECK(sequences > 0);
+  if (decode_steps_.size() <= sequences) decode_steps_.resize(sequences + 1);
+  DecodeSteps& of = decode_steps_[sequences];
+  if (of.steps == nullptr) {
+    const Labels labels = {{"model_name", model_}, {"sequences", std::to_string(sequences)}};
+    of.steps = &registry_.counter("kindred_decode_steps_total", "Steps with so many decoding sequences.", labels);
+    of.active_experts = &registry_.counter("kindred_decode_active_experts_total",
+                                           "Distinct experts that a step's decoding sequences selected, mean over "
+                                           "layers, summed over those steps.",
+                                           labels);
+  }
+  of.steps->add();
+  if (active_experts >= 0) of.active_experts->add(active_experts);
+  decode_sequences.add(sequences);
+}
 
 Counter& EngineMetrics::finished(FinishReason reason) const {
   switch (reason) {

@@ -3,7 +3,9 @@
 // Thread-safety: as base/metrics.h.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/metrics.h"
 #include "engine/types.h"
@@ -16,6 +18,9 @@ class EngineMetrics {
   EngineMetrics(Registry& registry, const std::string& model_name);
 
   Counter& finished(FinishReason reason) const;
+  // One step with `sequences` > 0 decoding sequences. `active_experts`: distinct experts they selected,
+  // mean over layers; less than 0: unknown. Belongs to the engine's thread.
+  void count_decode_step(uint32_t sequences, double active_experts);
 
   Gauge& running;
   Gauge& waiting;
@@ -27,14 +32,21 @@ class EngineMetrics {
   Counter& prefix_hits;
   Counter& evicted_blocks;
   Counter& prompt_tokens_evaluated;
-  // Sums over the steps with at least one decoding token.
-  Counter& decode_steps;
-  Counter& decode_sequences;
-  Counter& decode_active_experts;  // mean over layers of the distinct experts of the step's decode tokens
-  Counter& lost_rows;              // batches whose expert rows were not usable
+  Counter& decode_sequences;  // summed over the steps with at least one decoding token
+  Counter& lost_rows;         // batches whose expert rows were not usable
   Histogram& step_seconds;
 
  private:
+  // Labelled by the number of sequences, so that figures can be compared at equal batch sizes. Made when
+  // a size is first met: most never are.
+  struct DecodeSteps {
+    Counter* steps = nullptr;
+    Counter* active_experts = nullptr;
+  };
+
+  Registry& registry_;
+  const std::string model_;
+  std::vector<DecodeSteps> decode_steps_;  // by sequences
   Counter& stop_;
   Counter& length_;
   Counter& abort_;

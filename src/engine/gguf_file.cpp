@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <ggml.h>
-#include <gguf.h>
 #include <llama.h>
 #include <xxhash.h>
 
@@ -15,48 +14,14 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "engine/gguf_handle.h"
 #include "engine/llama_backend.h"
 
 namespace kindred::engine {
 namespace {
 
-struct FreeGguf {
-  void operator()(gguf_context* context) const { gguf_free(context); }
-};
-using Gguf = std::unique_ptr<gguf_context, FreeGguf>;
-
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, CloseFile>;
-
 Error corrupt(const std::string& path, std::string_view what) {
   return {ErrorCode::kCorrupt, fmt::format("{}: {}", path, what)};
-}
-
-// gguf_get_val_* abort on a wrong type, so every read looks first.
-std::optional<std::string> text_of(const gguf_context* gguf, const std::string& key) {
-  const int64_t id = gguf_find_key(gguf, key.c_str());
-  if (id < 0 || gguf_get_kv_type(gguf, id) != GGUF_TYPE_STRING) return std::nullopt;
-  return std::string(gguf_get_val_str(gguf, id));
-}
-
-std::optional<uint32_t> number_of(const gguf_context* gguf, const std::string& key) {
-  const int64_t id = gguf_find_key(gguf, key.c_str());
-  if (id < 0) return std::nullopt;
-  switch (gguf_get_kv_type(gguf, id)) {
-    case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf, id);
-    case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf, id);
-    case GGUF_TYPE_INT32: {
-      const int32_t value = gguf_get_val_i32(gguf, id);
-      return value < 0 ? std::nullopt : std::optional<uint32_t>(value);
-    }
-    case GGUF_TYPE_UINT64: {
-      const uint64_t value = gguf_get_val_u64(gguf, id);
-      return value > UINT32_MAX ? std::nullopt : std::optional<uint32_t>(value);
-    }
-    default: return std::nullopt;
-  }
 }
 
 // The layer of "blk.<layer>.ffn_gate_inp.weight", the router of an MoE layer.
@@ -87,8 +52,8 @@ Status check_extents(const gguf_context* gguf, const std::string& path, uint64_t
 
 expert::ExpertShape expert_shape(const gguf_context* gguf, const std::string& architecture, uint32_t layers) {
   expert::ExpertShape shape;
-  const uint32_t experts = number_of(gguf, architecture + ".expert_count").value_or(0);
-  const uint32_t top_k = number_of(gguf, architecture + ".expert_used_count").value_or(0);
+  const uint32_t experts = gguf_number(gguf, architecture + ".expert_count").value_or(0);
+  const uint32_t top_k = gguf_number(gguf, architecture + ".expert_used_count").value_or(0);
   if (experts == 0 || top_k == 0 || top_k > experts || experts > UINT16_MAX) return shape;
   std::vector<bool> moe(layers, false);
   for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
@@ -141,6 +106,43 @@ Result<std::string> fingerprint(const std::string& path, uint64_t head_bytes, ui
 
 }  // namespace
 
+// gguf_get_val_* abort on a wrong type, so every read looks first.
+std::optional<std::string> gguf_text(const gguf_context* gguf, const std::string& key) {
+  const int64_t id = gguf_find_key(gguf, key.c_str());
+  if (id < 0 || gguf_get_kv_type(gguf, id) != GGUF_TYPE_STRING) return std::nullopt;
+  return std::string(gguf_get_val_str(gguf, id));
+}
+
+std::optional<uint32_t> gguf_number(const gguf_context* gguf, const std::string& key) {
+  const int64_t id = gguf_find_key(gguf, key.c_str());
+  if (id < 0) return std::nullopt;
+  switch (gguf_get_kv_type(gguf, id)) {
+    case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf, id);
+    case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf, id);
+    case GGUF_TYPE_INT32: {
+      const int32_t value = gguf_get_val_i32(gguf, id);
+      return value < 0 ? std::nullopt : std::optional<uint32_t>(value);
+    }
+    case GGUF_TYPE_UINT64: {
+      const uint64_t value = gguf_get_val_u64(gguf, id);
+      return value > UINT32_MAX ? std::nullopt : std::optional<uint32_t>(value);
+    }
+    default: return std::nullopt;
+  }
+}
+
+Result<Gguf> open_gguf(const std::string& path) {
+  const LlamaErrors errors;
+  Gguf gguf;
+  try {
+    gguf.reset(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
+  } catch (const std::exception& e) {
+    return corrupt(path, fmt::format("not a GGUF file, or damaged: {}", e.what()));
+  }
+  if (!gguf) return corrupt(path, fmt::format("not a GGUF file, or damaged: {}", errors.text()));
+  return gguf;
+}
+
 std::string kv_class() {
   return fmt::format("llama.cpp 0.3.36; k f16, v {}; flash attention; unified", has_gpu() ? "f16" : "bf16");
 }
@@ -155,27 +157,22 @@ Result<GgufSummary> inspect_gguf(const std::string& path) {
   summary.file_bytes = std::filesystem::file_size(path, error);
   if (error) return Error{ErrorCode::kIo, fmt::format("{}: {}", path, error.message())};
 
-  const LlamaErrors errors;
-  Gguf gguf;
-  try {
-    gguf.reset(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
-  } catch (const std::exception& e) {
-    return corrupt(path, fmt::format("not a GGUF file, or damaged: {}", e.what()));
-  }
-  if (!gguf) return corrupt(path, fmt::format("not a GGUF file, or damaged: {}", errors.text()));
+  auto opened = open_gguf(path);
+  if (!opened) return std::move(opened).error();
+  const Gguf gguf = std::move(opened).value();
   if (auto extents = check_extents(gguf.get(), path, summary.file_bytes); !extents) return std::move(extents).error();
 
-  const auto architecture = text_of(gguf.get(), "general.architecture");
+  const auto architecture = gguf_text(gguf.get(), "general.architecture");
   if (!architecture) return corrupt(path, "general.architecture is missing");
   summary.architecture = *architecture;
-  summary.name = text_of(gguf.get(), "general.name").value_or(std::filesystem::path(path).stem().string());
-  summary.context_tokens = number_of(gguf.get(), *architecture + ".context_length").value_or(0);
-  summary.layers = number_of(gguf.get(), *architecture + ".block_count").value_or(0);
+  summary.name = gguf_text(gguf.get(), "general.name").value_or(std::filesystem::path(path).stem().string());
+  summary.context_tokens = gguf_number(gguf.get(), *architecture + ".context_length").value_or(0);
+  summary.layers = gguf_number(gguf.get(), *architecture + ".block_count").value_or(0);
   constexpr uint32_t kMostLayers = 4096;
   if (summary.layers > kMostLayers) return corrupt(path, fmt::format("{} layers", summary.layers));
   summary.tensors = static_cast<uint64_t>(gguf_get_n_tensors(gguf.get()));
   summary.experts = expert_shape(gguf.get(), *architecture, summary.layers);
-  const auto type = number_of(gguf.get(), "general.file_type");
+  const auto type = gguf_number(gguf.get(), "general.file_type");
   summary.quantisation = type ? llama_ftype_name(static_cast<llama_ftype>(*type)) : "unknown";
   auto print = fingerprint(path, gguf_get_data_offset(gguf.get()), summary.file_bytes);
   if (!print) return std::move(print).error();

@@ -64,6 +64,7 @@ std::string state_text(const HandoffState& state) {
   out += ']';
   if (state.counts)
     out += R"(,"expert_counts":)" + expert::counts_to_json(*state.counts, state.suffix ? &*state.suffix : nullptr);
+  if (state.gates) out += R"(,"expert_gates":)" + expert::gates_to_json(*state.gates);
   return out + '}';
 }
 
@@ -226,6 +227,13 @@ void read_counts(FieldReader& state, HandoffState& out) {
   if (!state.failed() && counts->at_key("suffix").get(suffix) == simdjson::SUCCESS) parse(suffix, out.suffix);
 }
 
+void read_gates(FieldReader& state, HandoffState& out) {
+  if (!state.object("expert_gates")) return;
+  auto gates = expert::gates_from_json(simdjson::minify(*state.any("expert_gates")));
+  if (!gates) return state.fail("expert_gates", "state.expert_gates: " + gates.error().message);
+  out.gates = std::move(*gates);
+}
+
 HandoffState read_state(FieldReader& in, const HandoffLimits& limits) {
   HandoffState out;
   out.id = bounded_text(in, "id");
@@ -239,6 +247,7 @@ HandoffState read_state(FieldReader& in, const HandoffLimits& limits) {
   if (in.failed()) return out;
   read_choices(in, limits, out);
   read_counts(in, out);
+  read_gates(in, out);
   return out;
 }
 

@@ -6,7 +6,7 @@
 //   {"id","created","model","max_tokens","prompt":[ids],"usage":{…},
 //    "choices":[{"seed":"<16 hex>","held":"<base64>","text":"<base64>","finish":""|"stop"|"length",
 //                "tokens":[{"id","logprob","top":[[id,logprob],…]},…]},…],
-//    "expert_counts":{…}}                 the last only if the client asked for counts
+//    "expert_counts":{…},"expert_gates":{…}}      these only if the client asked for them
 // Seeds are hex since many JSON readers keep only 53 bits of a number; text is base64 since held-back
 // bytes need not be UTF-8.
 //
@@ -43,6 +43,7 @@ struct HandoffState {
   Usage usage;
   std::vector<HandoffChoice> choices;
   std::optional<expert::ExpertCounts> counts, suffix;  // if the client asked
+  std::optional<expert::ExpertGates> gates;            // the same
 };
 
 struct PrefillReply {

@@ -44,6 +44,7 @@ PrefillReply example() {
   state.choices[1].progress.finish = FinishReason::kStop;
   state.counts = counts_of(3);
   state.suffix = counts_of(2);
+  state.gates = expert::ExpertGates{{0, 2}, 2, {0.5F, 2.5F, 3, 0}};
   reply.state = std::move(state);
   return reply;
 }
@@ -175,6 +176,8 @@ TEST(Handoff, RefusesBadValues) {
       {"/state/expert_counts/tokens", 4},
       {"/state/expert_counts/data", "AAAA"},
       {"/state/expert_counts/suffix", 5},
+      {"/state/expert_gates/data", "AAAA"},
+      {"/state/expert_gates", 5},
   };
   for (const auto& [path, value] : cases) {
     json bad = good;

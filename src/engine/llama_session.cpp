@@ -101,7 +101,7 @@ uint32_t LlamaSession::add(Token token, uint32_t position, SequenceId sequence, 
   return static_cast<uint32_t>(tokens_.size() - 1);
 }
 
-Status LlamaSession::evaluate() {
+Status LlamaSession::evaluate(bool gates) {
   KINDRED_CHECK(!tokens_.empty() && tokens_.size() <= options_.batch_tokens);
   sequence_counts_.assign(tokens_.size(), 1);
   sequence_lists_.resize(tokens_.size());
@@ -113,7 +113,7 @@ Status LlamaSession::evaluate() {
   batch.n_seq_id = sequence_counts_.data();
   batch.seq_id = sequence_lists_.data();
   batch.logits = wants_logits_.data();
-  if (capture_) capture_->begin(batch_size());
+  if (capture_) capture_->begin(batch_size(), gates);
   int32_t result = 0;
   try {
     result = llama_decode(context_.get(), batch);

@@ -40,7 +40,8 @@ class LlamaSession final : public KvStore {
   uint32_t batch_size() const { return static_cast<uint32_t>(tokens_.size()); }
   // kExhausted: no free cells, nothing happened. Other errors: the batch's sequences are in an unknown
   // state and must be removed.
-  Status evaluate();
+  // `gates`: the capture takes the gates' probabilities too.
+  Status evaluate(bool gates = false);
   // Valid until the next evaluate. `index`: of a token added with logits.
   std::span<const float> logits(uint32_t index) const;
   // The experts of the last batch; null if not captured or damaged.

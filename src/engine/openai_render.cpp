@@ -70,6 +70,7 @@ ResponseRenderer::ResponseRenderer(const GenerationRequest& request, ResponseMet
       include_usage_(request.include_usage),
       token_ids_(request.return_token_ids),
       counts_(request.return_expert_counts),
+      gates_(request.return_expert_gates),
       logprobs_(request.sampling.logprobs),
       meta_(std::move(meta)),
       piece_of_(std::move(piece_of)),
@@ -277,6 +278,7 @@ void ResponseRenderer::body_choice(uint32_t index, std::string& out) const {
 
 void ResponseRenderer::append_tail(const ResponseTail& tail, std::string& out) const {
   if (!stream_ || include_usage_) out += R"(,"usage":)" + usage_json(tail.usage);
+  if (gates_ && tail.gates) out += R"(,"expert_gates":)" + expert::gates_to_json(*tail.gates);
   if (!counts_) return;
   if (tail.counts)
     out += R"(,"expert_counts":)" + expert::counts_to_json(*tail.counts, tail.suffix ? &*tail.suffix : nullptr);
@@ -301,7 +303,7 @@ void ResponseRenderer::finish(const ResponseTail& tail, std::string& out) {
     return;
   }
   begin(out);
-  if (include_usage_ || (counts_ && (tail.counts || tail.decode_counts))) {
+  if (include_usage_ || (counts_ && (tail.counts || tail.decode_counts)) || (gates_ && tail.gates)) {
     open_event(out);
     out += R"(,"choices":[])";
     append_tail(tail, out);

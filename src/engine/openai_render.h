@@ -50,6 +50,7 @@ struct ChoiceProgress {
 struct ResponseTail {
   Usage usage;
   std::optional<expert::ExpertCounts> counts, suffix, decode_counts;  // only if the client asked
+  std::optional<expert::ExpertGates> gates;                           // the same
 };
 
 // A token's text for logprobs, control tokens included.
@@ -87,7 +88,7 @@ class ResponseRenderer {
   bool wants_logprobs() const { return logprobs_ >= 0; }
 
   Api api_;
-  bool stream_, include_usage_, token_ids_, counts_;
+  bool stream_, include_usage_, token_ids_, counts_, gates_;
   int32_t logprobs_;
   ResponseMeta meta_;
   PieceOf piece_of_;

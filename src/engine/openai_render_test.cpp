@@ -192,15 +192,18 @@ TEST(Render, ExpertCountsComeInTheLastEvent) {
   for (const bool stream : {true, false}) {
     GenerationRequest request = request_of(Api::kChat, stream);
     request.return_expert_counts = true;
+    request.return_expert_gates = true;
     Fixture f(std::move(request));
     f.token(1, "x").end(FinishReason::kStop);
     ResponseTail tail;
     tail.counts = counts;
     tail.decode_counts = counts;
+    tail.gates = expert::ExpertGates{{0}, 4, {1, 0.5F, 0.5F, 0}};
     f.renderer.finish(tail, f.out);
     const json last = stream ? f.events().back() : json::parse(f.out);
     EXPECT_EQ(last["expert_counts"]["tokens"], 2);
     EXPECT_EQ(last["decode_expert_counts"]["experts"], 4);
+    EXPECT_EQ(last["expert_gates"]["experts"], 4);
   }
 }
 

@@ -300,6 +300,7 @@ Result<GenerationRequest> parse_generation_request(Api api, std::string_view bod
   read_logprobs(in, out);
   out.return_token_ids = in.boolean("return_token_ids").value_or(false);
   out.return_expert_counts = in.boolean("return_expert_counts").value_or(false);
+  out.return_expert_gates = in.boolean("return_expert_gates").value_or(false);
   out.cache_prompt = in.boolean("cache_prompt").value_or(true);
   if (api == Api::kCompletions) check_completions_only(in, out.n);
   if (in.failed()) return in.status().error();

@@ -47,6 +47,7 @@ struct GenerationRequest {
   SamplingParams sampling;
   bool return_token_ids = false;
   bool return_expert_counts = false;
+  bool return_expert_gates = false;
   bool cache_prompt = true;
 };
 

@@ -34,13 +34,13 @@ TEST(OpenaiRequest, DefaultsAreOpenAis) {
 }
 
 TEST(OpenaiRequest, ReadsEveryField) {
-  const auto r =
-      chat(R"(,"stream":true,"stream_options":{"include_usage":true},"n":3,"stop":["a","bc"],"max_tokens":5,)"
-           R"("max_completion_tokens":7,"min_tokens":2,"temperature":0,"top_p":0.5,"seed":-1,"presence_penalty":-2,)"
-           R"("frequency_penalty":2,"repetition_penalty":1.1,"logit_bias":{"5":-100,"999":3.5},"logprobs":true,)"
-           R"("top_logprobs":4,"ignore_eos":true,"return_token_ids":true,"return_expert_counts":true,)"
-           R"("cache_prompt":false,"user":"someone","unknown":{"a":[1]},"tools":[],"tool_choice":"none",)"
-           R"("response_format":{"type":"text"},"kv_transfer_params":null)");
+  const auto r = chat(
+      R"(,"stream":true,"stream_options":{"include_usage":true},"n":3,"stop":["a","bc"],"max_tokens":5,)"
+      R"("max_completion_tokens":7,"min_tokens":2,"temperature":0,"top_p":0.5,"seed":-1,"presence_penalty":-2,)"
+      R"("frequency_penalty":2,"repetition_penalty":1.1,"logit_bias":{"5":-100,"999":3.5},"logprobs":true,)"
+      R"("top_logprobs":4,"ignore_eos":true,"return_token_ids":true,"return_expert_counts":true,"return_expert_gates":true,)"
+      R"("cache_prompt":false,"user":"someone","unknown":{"a":[1]},"tools":[],"tool_choice":"none",)"
+      R"("response_format":{"type":"text"},"kv_transfer_params":null)");
   ASSERT_TRUE(r.ok()) << r.error().message;
   EXPECT_TRUE(r->stream && r->include_usage);
   EXPECT_EQ(r->n, 3U);
@@ -56,6 +56,7 @@ TEST(OpenaiRequest, ReadsEveryField) {
   EXPECT_EQ(r->sampling.logit_bias, (std::vector<std::pair<Token, double>>{{5, -100}, {999, 3.5}}));
   EXPECT_EQ(r->sampling.logprobs, 4);
   EXPECT_TRUE(r->sampling.ignore_eos && r->return_token_ids && r->return_expert_counts);
+  EXPECT_TRUE(r->return_expert_gates);
   EXPECT_FALSE(r->cache_prompt);
 }
 
@@ -130,6 +131,7 @@ TEST(OpenaiRequest, RefusesBadChatFields) {
       {"ignore_eos", "0"},
       {"return_token_ids", "\"no\""},
       {"return_expert_counts", "[]"},
+      {"return_expert_gates", "1"},
       {"cache_prompt", "1"},
       {"tools", R"([{"type":"function"}])"},
       {"tools", "{}"},

@@ -26,6 +26,7 @@ Scheduler::Scheduler(const Model& model, const EngineOptions& options, const Clo
              session_->captures() ? model.info().experts.cells() : 0),
       cache_enabled_(options.prefix_cache),
       end_tokens_(end_tokens(model)) {
+  if (options.pace) pacer_.emplace(*options.pace, clock, sleeper_, metrics);
   for (uint32_t id = options.sequences; id-- > 0;) free_sequences_.push_back(static_cast<SequenceId>(id));
   publish_gauges();
 }
@@ -59,7 +60,9 @@ void Scheduler::step() {
   admit();
   if (build_batch()) {
     const MonotonicTime begin = clock_.now();
+    if (pacer_) pacer_->begin_step();
     if (const Status done = evaluate(); done) {
+      if (pacer_) pace_step();
       handle_results();
     } else {
       fail_batch(done.error());
@@ -67,6 +70,7 @@ void Scheduler::step() {
     metrics_.step_seconds.observe(seconds_between(begin, clock_.now()));
   }
   sweep();
+  if (pacer_ && idle()) pacer_->idle();
   publish_gauges();
 }
 

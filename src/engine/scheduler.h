@@ -68,7 +68,8 @@ class Scheduler {
     bool in_batch = false;
     bool rows_lost = false;  // the counts below are incomplete
     std::optional<expert::ExpertCounts> counts, suffix, decode_counts;
-    uint32_t first_block = 0;  // block_counts[0] is that of this block
+    std::optional<std::vector<double>> gates;  // [L, E] sums
+    uint32_t first_block = 0;                  // block_counts[0] is that of this block
     std::vector<std::vector<uint8_t>> block_counts;
     bool done = false;
 
@@ -96,7 +97,11 @@ class Scheduler {
   Status evaluate();
   void fail_batch(const Error& error);
   void observe_decode_experts(const ExpertCapture* experts);
+  // Distinct experts that the batch's first `tokens` selected, mean over the captured layers.
+  double distinct_experts(const ExpertCapture& experts, uint32_t tokens);
+  void pace_step();
   void count_prompt(Running& running, const ExpertCapture* experts);
+  void sum_gates(Running& running, const ExpertCapture* experts);
   void count_decode(Running& running, const ExpertCapture* experts);
   void handle_results();
   void finish_prefill(Running& running);
@@ -129,7 +134,10 @@ class Scheduler {
   std::list<Running> running_;  // in order of admission
   uint32_t reserved_ = 0;       // sum over running_
   uint32_t batch_decodes_ = 0;  // decode tokens in the batch, which come first
+  bool batch_gates_ = false;    // a prompt in the batch wants its gates
   std::vector<uint64_t> expert_set_;
+  SystemSleeper sleeper_;
+  std::optional<Pacer> pacer_;
 };
 
 }  // namespace kindred::engine

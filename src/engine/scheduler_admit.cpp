@@ -14,7 +14,7 @@ bool Scheduler::try_admit(Waiting& waiting) {
   if (free_sequences_.size() < sequences_needed(job)) return false;
 
   PrefixCache::Match match;
-  const bool lookup = cache_enabled_ && job.prefix_cache && job.kind != Job::Kind::kDecode;
+  const bool lookup = cache_enabled_ && job.prefix_cache && !job.gates && job.kind != Job::Kind::kDecode;
   if (lookup) match = cache_.match(job.prompt);
   cache_.pin(match.node);  // or making room could evict it
   uint32_t needed = own_cells(job, match);
@@ -107,6 +107,7 @@ void Scheduler::start_prefill(Running& running, const PrefixCache::Match& match)
   cache_.add_counts(match.node, *running.counts);
   running.block_counts.resize(prompt / options_.block_tokens - match.blocks, std::vector<uint8_t>(shape.cells(), 0));
   if (running.job.decode_counts) running.decode_counts.emplace(shape);
+  if (running.job.gates) running.gates.emplace(shape.cells(), 0.0);
 }
 
 void Scheduler::start_decode(Running& running) {

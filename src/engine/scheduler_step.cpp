@@ -20,12 +20,14 @@ bool Scheduler::build_batch() {
     }
   }
   batch_decodes_ = session_->batch_size();
+  batch_gates_ = false;
   for (Running& running : running_) {
     if (running.done || running.decoding) continue;
     const uint32_t left = options_.token_budget - session_->batch_size();
     running.chunk = std::min(left, running.prompt_tokens() - running.computed);
     if (running.chunk == 0) break;
     running.in_batch = true;
+    batch_gates_ |= running.gates.has_value();
     running.chunk_begin = session_->batch_size();
     for (uint32_t i = 0; i < running.chunk; ++i) {
       const uint32_t position = running.computed + i;
@@ -37,12 +39,12 @@ bool Scheduler::build_batch() {
 }
 
 Status Scheduler::evaluate() {
-  Status done = session_->evaluate();
+  Status done = session_->evaluate(batch_gates_);
   if (done.ok() || done.error().code != ErrorCode::kExhausted) return done;
   // The reservations rule this out; if llama.cpp needs more cells than we know, the cache has some.
   log_.warn("no free KV cells; dropping the prefix cache");
   drop_prefix_cache();
-  return session_->evaluate();
+  return session_->evaluate(batch_gates_);
 }
 
 void Scheduler::fail_batch(const Error& error) {
@@ -68,6 +70,7 @@ void Scheduler::handle_results() {
       if (whole && std::ranges::none_of(running.choices, &Choice::active)) finish(running);
     } else {
       count_prompt(running, experts);
+      sum_gates(running, experts);
       running.computed += running.chunk;
       metrics_.prompt_tokens_evaluated.add(running.chunk);
       if (running.computed == running.prompt_tokens()) finish_prefill(running);
@@ -77,19 +80,29 @@ void Scheduler::handle_results() {
 
 void Scheduler::observe_decode_experts(const ExpertCapture* experts) {
   if (batch_decodes_ == 0) return;
-  metrics_.decode_steps.add();
-  metrics_.decode_sequences.add(batch_decodes_);
-  if (experts == nullptr) return;
-  const expert::ExpertShape& shape = experts->shape();
+  metrics_.count_decode_step(batch_decodes_, experts != nullptr ? distinct_experts(*experts, batch_decodes_) : -1);
+}
+
+double Scheduler::distinct_experts(const ExpertCapture& experts, uint32_t tokens) {
+  const expert::ExpertShape& shape = experts.shape();
   size_t distinct = 0;
   for (size_t l = 0; l < shape.layers.size(); ++l) {
     expert_set_.assign((shape.experts + 63) / 64, 0);
-    for (uint32_t t = 0; t < batch_decodes_; ++t) {
-      for (const uint16_t e : experts->selected(l, t)) expert_set_[e / 64] |= uint64_t{1} << (e % 64);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (const uint16_t e : experts.selected(l, t)) expert_set_[e / 64] |= uint64_t{1} << (e % 64);
     }
     for (const uint64_t word : expert_set_) distinct += static_cast<size_t>(std::popcount(word));
   }
-  metrics_.decode_active_experts.add(static_cast<double>(distinct) / static_cast<double>(shape.layers.size()));
+  return static_cast<double>(distinct) / static_cast<double>(shape.layers.size());
+}
+
+// All tokens of the batch count, prompts too: the machine reads every expert that any of them selects.
+void Scheduler::pace_step() {
+  const ExpertCapture* experts = session_->experts();
+  const uint32_t tokens = session_->batch_size();
+  double distinct = experts == nullptr ? -1 : distinct_experts(*experts, tokens);
+  if (!session_->captures()) distinct = 0;  // then the profile has no time per expert
+  pacer_->end_step(tokens - batch_decodes_, batch_decodes_, distinct);
 }
 
 void Scheduler::count_prompt(Running& running, const ExpertCapture* experts) {
@@ -118,6 +131,21 @@ void Scheduler::count_prompt(Running& running, const ExpertCapture* experts) {
     }
     ++running.suffix->tokens;
     if (fresh) ++running.counts->tokens;
+  }
+}
+
+void Scheduler::sum_gates(Running& running, const ExpertCapture* experts) {
+  if (!running.gates) return;
+  if (experts == nullptr || !experts->gates_complete()) {
+    running.gates.reset();
+    return;
+  }
+  double* sums = running.gates->data();
+  for (size_t l = 0; l < experts->shape().layers.size(); ++l, sums += experts->shape().experts) {
+    for (uint32_t i = 0; i < running.chunk; ++i) {
+      const std::span<const float> gates = experts->gates(l, running.chunk_begin + i);
+      for (size_t e = 0; e < gates.size(); ++e) sums[e] += gates[e];
+    }
   }
 }
 
@@ -166,6 +194,11 @@ void Scheduler::finish_prefill(Running& running) {
   if (!running.rows_lost) {
     done.counts = std::move(running.counts);
     done.suffix = std::move(running.suffix);
+  }
+  if (running.gates) {
+    const expert::ExpertShape& shape = model_.info().experts;
+    done.gates = {shape.layers, shape.experts, {running.gates->begin(), running.gates->end()}};
+    running.gates.reset();
   }
   if (!goes_on) release(running);
   running.job.on_event(std::move(done));

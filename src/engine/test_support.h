@@ -1,6 +1,8 @@
 // What the engine's tests share: the bundled model, loaded once, and a synchronous view of a job.
 #pragma once
 
+#include <ggml.h>
+#include <gguf.h>
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -14,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/metrics.h"
+#include "base/rng.h"
 #include "engine/engine.h"
 
 namespace kindred::engine::test {
@@ -199,6 +202,54 @@ inline Said run_handoff(Engine& prefill, Engine& decode, Job job) {
   said.finished = std::move(rest.finished);
   said.error = std::move(rest.error);
   return said;
+}
+
+// A dense model with the bundled one's vocabulary and random weights.
+inline std::string write_dense_model(const std::string& path) {
+  constexpr int64_t kWidth = 32, kFfn = 48, kLayers = 2, kHeads = 2, kVocabulary = 8192;
+  gguf_context* source = gguf_init_from_file(model_path().c_str(), {.no_alloc = true, .ctx = nullptr});
+  gguf_context* gguf = gguf_init_empty();
+  gguf_set_kv(gguf, source);
+  gguf_free(source);
+  gguf_set_val_str(gguf, "general.architecture", "llama");
+  gguf_set_val_str(gguf, "general.name", "dense");
+  const auto number = [&](const char* key, uint32_t value) { gguf_set_val_u32(gguf, key, value); };
+  number("llama.context_length", 256);
+  number("llama.embedding_length", kWidth);
+  number("llama.block_count", kLayers);
+  number("llama.feed_forward_length", kFfn);
+  number("llama.attention.head_count", kHeads);
+  number("llama.vocab_size", kVocabulary);
+  gguf_set_val_f32(gguf, "llama.attention.layer_norm_rms_epsilon", 1e-5F);
+
+  ggml_context* tensors = ggml_init({.mem_size = 16U << 20, .mem_buffer = nullptr, .no_alloc = false});
+  Rng rng(11);
+  const auto add = [&](const std::string& name, int64_t columns, int64_t rows) {
+    ggml_tensor* tensor = rows == 0 ? ggml_new_tensor_1d(tensors, GGML_TYPE_F32, columns)
+                                    : ggml_new_tensor_2d(tensors, GGML_TYPE_F32, columns, rows);
+    ggml_set_name(tensor, name.c_str());
+    auto* values = static_cast<float*>(tensor->data);
+    for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
+      values[i] = rows == 0 ? 1.0F : static_cast<float>(rng.uniform() - 0.5);
+    }
+    gguf_add_tensor(gguf, tensor);
+  };
+  add("token_embd.weight", kWidth, kVocabulary);
+  add("output_norm.weight", kWidth, 0);
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    const std::string prefix = "blk." + std::to_string(layer) + ".";
+    add(prefix + "attn_norm.weight", kWidth, 0);
+    add(prefix + "ffn_norm.weight", kWidth, 0);
+    for (const char* name : {"attn_q", "attn_k", "attn_v", "attn_output"})
+      add(prefix + name + ".weight", kWidth, kWidth);
+    add(prefix + "ffn_gate.weight", kWidth, kFfn);
+    add(prefix + "ffn_up.weight", kWidth, kFfn);
+    add(prefix + "ffn_down.weight", kFfn, kWidth);
+  }
+  EXPECT_TRUE(gguf_write_to_file(gguf, path.c_str(), false));
+  gguf_free(gguf);
+  ggml_free(tensors);
+  return path;
 }
 
 }  // namespace kindred::engine::test

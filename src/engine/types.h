@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "expert/counts.h"
+#include "expert/gates.h"
 
 namespace kindred::engine {
 
@@ -73,6 +74,7 @@ struct PrefillDone {
   // Absent for models without experts.
   std::optional<expert::ExpertCounts> counts;  // all prompt tokens, from cached blocks or computed
   std::optional<expert::ExpertCounts> suffix;  // only the tokens after the cached prefix
+  std::optional<expert::ExpertGates> gates;    // if asked for, and the gate gives probabilities
   // The sequence's KV, serialised; only for Job::Kind::kPrefill with a choice that goes on.
   std::shared_ptr<const Bytes> kv;
 };
@@ -107,6 +109,7 @@ struct Job {
   std::vector<ChoiceState> choices;  // at least one. kDecode: as the prefill left them; else only seeds
   bool prefix_cache = true;          // false: neither looked up nor stored
   bool decode_counts = false;
+  bool gates = false;  // of the prompt; those of cached tokens are unknown, so nothing is taken from the cache
   std::shared_ptr<const Bytes> kv;  // kDecode only: untrusted
   // Called on the engine's thread; must not block and must not call the engine.
   std::function<void(Event)> on_event;

@@ -186,11 +186,13 @@ Task<void> Worker::Impl::metrics_page(Exchange& x) {
 
 Task<void> Worker::Impl::models(Exchange& x) {
   const ModelInfo& info = backend->model.info();
+  const std::optional<PaceProfile>& pace = backend->engine.options().pace;
   const std::string body = fmt::format(
       R"({{"object":"list","data":[{{"id":{},"object":"model","created":0,"owned_by":"kindred","max_model_len":{},)"
-      R"("kindred":{{"v":1,"role":"{}","fingerprint":{},"layers":[{}],"experts":{},"top_k":{}}}}}]}})",
+      R"("kindred":{{"v":1,"role":"{}","fingerprint":{},"layers":[{}],"experts":{},"top_k":{}{}}}}}]}})",
       json_string(options.served_model), backend->limits.context_tokens, to_string(options.role),
-      json_string(info.fingerprint), fmt::join(info.experts.layers, ","), info.experts.experts, info.experts.top_k);
+      json_string(info.fingerprint), fmt::join(info.experts.layers, ","), info.experts.experts, info.experts.top_k,
+      pace ? fmt::format(R"(,"paced":{})", json_string(pace->name)) : "");
   co_await send(x, 200, kJson, body);
 }
 

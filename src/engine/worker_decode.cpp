@@ -89,6 +89,7 @@ Task<void> Worker::Impl::run_decode(Exchange& x, Api api) {
   tail.usage = state.usage;
   tail.counts = std::move(state.counts);
   tail.suffix = std::move(state.suffix);
+  tail.gates = std::move(state.gates);
   std::vector<ChoiceProgress> progress;
   for (size_t i = 0; i < state.choices.size(); ++i) {
     job.choices[i] = choice_state(state.choices[i]);

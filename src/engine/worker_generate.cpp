@@ -121,6 +121,7 @@ Job Worker::Impl::make_job(const Generation& generation, Job::Kind kind) {
   job.stop = generation.request.stop;
   job.max_tokens = generation.max_tokens;
   job.prefix_cache = generation.request.cache_prompt;
+  job.gates = generation.request.return_expert_gates;
   job.decode_counts = generation.request.return_expert_counts;
   const uint64_t seed = generation.request.seed.value_or(random.next());
   for (uint32_t i = 0; i < generation.request.n; ++i) {
@@ -189,6 +190,7 @@ Task<void> Worker::Impl::respond(Exchange& x, Job job, ResponseRenderer& rendere
         tail.usage = sink.prefill->usage;
         tail.counts = std::move(sink.prefill->counts);
         tail.suffix = std::move(sink.prefill->suffix);
+        tail.gates = std::move(sink.prefill->gates);
       }
       tail.usage.completion_tokens = renderer.completion_tokens();
       tail.decode_counts = std::move(sink.finished->decode_counts);
@@ -262,6 +264,7 @@ Result<PrefillReply> Worker::Impl::prefill_reply(const Generation& generation, R
   if (reply.finished) {
     ResponseTail tail;
     tail.usage = reply.usage;
+    tail.gates = std::move(done.gates);
     if (wants_counts && reply.counts) {
       tail.counts = reply.counts;
       tail.suffix = reply.suffix;
@@ -288,6 +291,7 @@ Result<PrefillReply> Worker::Impl::prefill_reply(const Generation& generation, R
   state.usage = reply.usage;
   for (size_t i = 0; i < done.choices.size(); ++i)
     state.choices.push_back({done.choices[i].seed, std::move(done.choices[i].held), renderer.progress()[i]});
+  state.gates = std::move(done.gates);
   if (wants_counts) {
     state.counts = reply.counts;
     state.suffix = reply.suffix;

@@ -140,6 +140,8 @@ TEST_F(HandoffTest, EqualsOneWorkerInEveryField) {
                                             {"seed", -5},
                                             {"return_token_ids", true}}));
   expect_equal(kChatPath, chat("class A:", {{"return_expert_counts", true}, {"ignore_eos", true}}));
+  expect_equal(kChatPath, chat("class A:", {{"return_expert_gates", true}, {"ignore_eos", true}}));
+  expect_equal(kChatPath, chat("class A:", {{"return_expert_gates", true}, {"max_tokens", 1}}));
   expect_equal(
       kChatPath,
       chat("int x = 1;",

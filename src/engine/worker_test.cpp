@@ -91,6 +91,15 @@ TEST_F(WorkerTest, ReportsLogprobsAndExpertCounts) {
   EXPECT_EQ(reply["decode_expert_counts"]["tokens"], 11);  // the last token is not fed back
 }
 
+TEST_F(WorkerTest, GatesReachWhoAsks) {
+  const json reply = chat({{"return_expert_gates", true}}).parsed();
+  const auto gates = expert::gates_from_json(reply["expert_gates"].dump());
+  ASSERT_TRUE(gates.ok()) << gates.error().message;
+  EXPECT_EQ(gates->experts, 64U);
+  EXPECT_FALSE(reply.contains("expert_counts"));
+  EXPECT_FALSE(chat({{"return_expert_counts", true}}).parsed().contains("expert_gates"));
+}
+
 TEST_F(WorkerTest, StopStringsEndTheText) {
   const std::string text =
       chat({{"ignore_eos", true}, {"max_tokens", 40}}).parsed()["choices"][0]["message"]["content"];

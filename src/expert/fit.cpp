@@ -47,7 +47,7 @@ Status check_cohorts(const Activations& activations, const FitOptions& options) 
   return {};
 }
 
-std::vector<float> idf_of(const Activations& activations) {
+std::vector<float> idf_of_recording(const Activations& activations) {
   return inverse_document_frequency(document_frequency(activations.prefill_counts, activations.shape.cells()),
                                     activations.requests());
 }
@@ -214,7 +214,7 @@ void summarise_loads(const Activations& activations, std::span<const uint32_t> r
 Result<FitReport> fit_cohorts(const Activations& activations, const FitOptions& options) {
   if (Status good = check_options(activations, options); !good) return std::move(good).error();
   if (Status good = check_cohorts(activations, options); !good) return std::move(good).error();
-  std::vector<float> idf = idf_of(activations);
+  std::vector<float> idf = idf_of_recording(activations);
   Result<LayerMask> mask = choose_layers(activations, idf, options);
   if (!mask) return std::move(mask).error();
 
@@ -260,7 +260,7 @@ Result<std::vector<TransformScore>> compare_transforms(const Activations& activa
   for (const Transform transform : kTransforms) {
     if (!uses_gates(transform) || activations.has_gates()) allowed.push_back(transform);
   }
-  const std::vector<float> idf = idf_of(activations);
+  const std::vector<float> idf = idf_of_recording(activations);
   std::vector<TransformScore> scores;
   for (const Transform transform : allowed) {
     each.transform = transform;

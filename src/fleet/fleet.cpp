@@ -7,6 +7,8 @@
 namespace kindred::fleet {
 namespace {
 
+constexpr std::string_view kNotReached = "not reached yet";
+
 // Why a worker that answers cannot be used in the role it was configured for, or empty.
 std::string role_problem(Role configured, const Description& said) {
   const bool whole = configured == Role::kBoth;
@@ -57,12 +59,48 @@ WorkerId Fleet::add(WorkerSpec spec) {
   const std::lock_guard lock(mutex_);
   auto worker = std::make_unique<Worker>();
   worker->spec = std::move(spec);
+  worker->problem = std::string(kNotReached);
   worker->since = clock_.now();
   workers_.push_back(std::move(worker));
-  return static_cast<WorkerId>(workers_.size() - 1);
+  const auto id = static_cast<WorkerId>(workers_.size() - 1);
+  members_.push_back(id);
+  return id;
+}
+
+void Fleet::remove(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  if (worker.removed) return;
+  worker.removed = true;
+  worker.health = Health::kDown;
+  worker.problem = "removed";
+  worker.since = clock_.now();
+  std::erase(members_, id);
+}
+
+void Fleet::restore(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  if (!worker.removed) return;
+  worker.removed = false;
+  worker.health = Health::kUnknown;
+  worker.problem = std::string(kNotReached);
+  worker.since = clock_.now();
+  worker.failures = 0;
+  members_.insert(std::lower_bound(members_.begin(), members_.end(), id), id);
+}
+
+bool Fleet::removed(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  return at(id).removed;
 }
 
 size_t Fleet::size() const {
+  const std::lock_guard lock(mutex_);
+  return members_.size();
+}
+
+size_t Fleet::recorded() const {
   const std::lock_guard lock(mutex_);
   return workers_.size();
 }
@@ -70,12 +108,17 @@ size_t Fleet::size() const {
 size_t Fleet::count(Role role) const {
   const std::lock_guard lock(mutex_);
   return static_cast<size_t>(
-      std::count_if(workers_.begin(), workers_.end(), [&](const auto& w) { return w->spec.role == role; }));
+      std::count_if(members_.begin(), members_.end(), [&](WorkerId id) { return workers_[id]->spec.role == role; }));
 }
 
 std::string Fleet::url(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   return at(id).spec.url;
+}
+
+Role Fleet::role(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  return at(id).spec.role;
 }
 
 Health Fleet::health(WorkerId id) const {
@@ -91,11 +134,17 @@ Description Fleet::description(WorkerId id) const {
 void Fleet::assign_cohorts(size_t cohorts) {
   const std::lock_guard lock(mutex_);
   size_t next = 0;
-  for (const auto& worker : workers_) {
-    if (worker->spec.role != Role::kDecode) continue;
-    worker->cohort = next < cohorts ? static_cast<int32_t>(next) : -1;
+  for (const WorkerId id : members_) {
+    Worker& worker = *workers_[id];
+    if (worker.spec.role != Role::kDecode) continue;
+    worker.cohort = next < cohorts ? static_cast<int32_t>(next) : -1;
     ++next;
   }
+}
+
+void Fleet::set_cohort(WorkerId id, int32_t cohort) {
+  const std::lock_guard lock(mutex_);
+  at(id).cohort = cohort;
 }
 
 bool Fleet::set_health(Worker& worker, Health health, std::string problem) {
@@ -109,6 +158,7 @@ bool Fleet::set_health(Worker& worker, Health health, std::string problem) {
 bool Fleet::report_up(WorkerId id, Description description) {
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
+  if (worker.removed) return false;
   worker.failures = 0;
   std::string problem = role_problem(worker.spec.role, description);
   worker.description = std::move(description);
@@ -119,6 +169,7 @@ bool Fleet::report_up(WorkerId id, Description description) {
 bool Fleet::report_failure(WorkerId id, std::string why) {
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
+  if (worker.removed) return false;
   ++worker.failures;
   if (worker.health == Health::kUp && worker.failures < options_.failures_until_out) return false;
   // A worker that was never reached stays unknown: it may still be loading its model.
@@ -127,7 +178,8 @@ bool Fleet::report_failure(WorkerId id, std::string why) {
 
 bool Fleet::report_out(WorkerId id, std::string why) {
   const std::lock_guard lock(mutex_);
-  return set_health(at(id), Health::kDown, std::move(why));
+  Worker& worker = at(id);
+  return !worker.removed && set_health(worker, Health::kDown, std::move(why));
 }
 
 LoadGuard Fleet::take(WorkerId id, int64_t load) {
@@ -136,7 +188,8 @@ LoadGuard Fleet::take(WorkerId id, int64_t load) {
 }
 
 bool Fleet::decode_up(std::string_view model, std::string_view fingerprint) const {
-  return std::any_of(workers_.begin(), workers_.end(), [&](const auto& w) {
+  return std::any_of(members_.begin(), members_.end(), [&](WorkerId id) {
+    const Worker* w = workers_[id].get();
     return w->spec.role == Role::kDecode && w->health == Health::kUp && w->description.fingerprint == fingerprint &&
            (model.empty() || w->description.serves(model));
   });
@@ -153,9 +206,8 @@ bool Fleet::suits(const Worker& worker, WorkerId id, const Query& query) const {
 Snapshot Fleet::snapshot(const Query& query) const {
   const std::lock_guard lock(mutex_);
   Snapshot out;
-  for (size_t i = 0; i < workers_.size(); ++i) {
-    const Worker& worker = *workers_[i];
-    const auto id = static_cast<WorkerId>(i);
+  for (const WorkerId id : members_) {
+    const Worker& worker = *workers_[id];
     if (worker.spec.role != query.role) continue;
     const bool available = suits(worker, id, query);
     out.available += available ? 1 : 0;
@@ -171,7 +223,8 @@ Snapshot Fleet::snapshot(const Query& query) const {
 Serving Fleet::serving(std::string_view model) const {
   const std::lock_guard lock(mutex_);
   Serving out;
-  for (const auto& worker : workers_) {
+  for (const WorkerId id : members_) {
+    const Worker* worker = workers_[id].get();
     if (!model.empty() && !worker->description.serves(model)) continue;
     out.known = out.known || !worker->description.models.empty();
     if (worker->health != Health::kUp) continue;
@@ -190,30 +243,42 @@ Serving Fleet::serving(std::string_view model) const {
 std::vector<ServedModel> Fleet::models() const {
   const std::lock_guard lock(mutex_);
   std::vector<ServedModel> out;
-  for (const auto& worker : workers_) {
-    for (const std::string& id : worker->description.models) {
-      const auto same = [&](const ServedModel& model) { return model.id == id; };
+  for (const WorkerId id : members_) {
+    const Worker* worker = workers_[id].get();
+    for (const std::string& name : worker->description.models) {
+      const auto same = [&](const ServedModel& model) { return model.id == name; };
       if (std::any_of(out.begin(), out.end(), same)) continue;
-      out.push_back({id, worker->description.max_model_len_tokens});
+      out.push_back({name, worker->description.max_model_len_tokens});
     }
   }
   return out;
 }
 
-std::vector<WorkerStatus> Fleet::status() const {
+WorkerStatus Fleet::status_of(const Worker& worker, WorkerId id) const {
+  WorkerStatus out;
+  out.id = id;
+  out.spec = worker.spec;
+  out.health = worker.health;
+  out.problem = worker.problem;
+  out.state_age_s = seconds_between(worker.since, clock_.now());
+  out.in_flight = worker.in_flight->load(std::memory_order_relaxed);
+  out.cohort = worker.cohort;
+  out.removed = worker.removed;
+  out.description = worker.description;
+  return out;
+}
+
+WorkerStatus Fleet::worker_status(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  return status_of(at(id), id);
+}
+
+std::vector<WorkerStatus> Fleet::status(bool all) const {
   const std::lock_guard lock(mutex_);
   std::vector<WorkerStatus> out;
   for (size_t i = 0; i < workers_.size(); ++i) {
-    const Worker& worker = *workers_[i];
-    WorkerStatus& status = out.emplace_back();
-    status.id = static_cast<WorkerId>(i);
-    status.spec = worker.spec;
-    status.health = worker.health;
-    status.problem = worker.problem;
-    status.state_age_s = seconds_between(worker.since, clock_.now());
-    status.in_flight = worker.in_flight->load(std::memory_order_relaxed);
-    status.cohort = worker.cohort;
-    status.description = worker.description;
+    WorkerStatus status = status_of(*workers_[i], static_cast<WorkerId>(i));
+    if (all || !status.removed || status.in_flight > 0) out.push_back(std::move(status));
   }
   return out;
 }

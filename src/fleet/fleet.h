@@ -7,6 +7,12 @@
 //
 // Load. In-flight requests are counted by LoadGuards only, from the decision to the end of the leg.
 //
+// Membership. A removed worker gets no more requests, while those it has finish. Its record stays, with its
+// id and its cohort, and restore() makes it a member again.
+//
+// Cohorts. Which row of the cohort model belongs to a worker is set from outside and survives health and
+// membership: it is given back explicitly.
+//
 // Ownership: workers are never forgotten and ids never reused, so that views and guards stay valid.
 // Thread-safety: all methods take one mutex; LoadGuards may be dropped on any thread.
 #pragma once
@@ -70,6 +76,7 @@ struct WorkerStatus {
   double state_age_s = 0;
   int64_t in_flight = 0;
   int32_t cohort = -1;
+  bool removed = false;
   Description description;  // without models while unknown
 };
 
@@ -81,7 +88,7 @@ struct Query {
   std::span<const WorkerId> exclude = {};  // tried already
 };
 
-// All workers of a role in configuration order, the unsuitable ones marked as not available.
+// All members of a role in configuration order, the unsuitable ones marked as not available.
 struct Snapshot {
   std::vector<policy::WorkerView> views;
   std::vector<WorkerId> ids;  // beside them
@@ -105,16 +112,24 @@ class Fleet {
   explicit Fleet(const Clock& clock, FleetOptions options = {}) : clock_(clock), options_(options) {}
 
   WorkerId add(WorkerSpec spec);
-  size_t size() const;
+  void remove(WorkerId id);
+  void restore(WorkerId id);  // as if new: not reached yet
+  bool removed(WorkerId id) const;
+
+  size_t size() const;      // members
+  size_t recorded() const;  // members and removed ones
   size_t count(Role role) const;
   std::string url(WorkerId id) const;
+  Role role(WorkerId id) const;
   Health health(WorkerId id) const;
   Description description(WorkerId id) const;
 
-  // Gives the i-th decode worker cohort i, for i < `cohorts`.
+  // Gives the i-th decode worker cohort i, for i < `cohorts`, and the others none.
   void assign_cohorts(size_t cohorts);
+  void set_cohort(WorkerId id, int32_t cohort);  // -1: none
 
-  // What reports change is returned as true when the worker's health changed, for logs.
+  // What reports change is returned as true when the worker's health changed, for logs. What is reported of
+  // a removed worker changes nothing.
   bool report_up(WorkerId id, Description description);
   bool report_failure(WorkerId id, std::string why);  // one failed check
   bool report_out(WorkerId id, std::string why);      // refused, draining, or of no use
@@ -125,16 +140,19 @@ class Fleet {
   Serving serving(std::string_view model) const;
   // Models that some worker has named, once each, in order of configuration; up or not.
   std::vector<ServedModel> models() const;
-  std::vector<WorkerStatus> status() const;
+  // Members, and the removed that still have requests in flight; or all that ever were.
+  std::vector<WorkerStatus> status(bool all = false) const;
+  WorkerStatus worker_status(WorkerId id) const;
 
  private:
   struct Worker {
     WorkerSpec spec;
     Health health = Health::kUnknown;
-    std::string problem = "not reached yet";
+    std::string problem;
     MonotonicTime since;
     uint32_t failures = 0;  // in a row
     int32_t cohort = -1;
+    bool removed = false;
     Description description;
     std::shared_ptr<std::atomic<int64_t>> in_flight = std::make_shared<std::atomic<int64_t>>(0);
   };
@@ -143,11 +161,13 @@ class Fleet {
   bool decode_up(std::string_view model, std::string_view fingerprint) const;
   bool suits(const Worker& worker, WorkerId id, const Query& query) const;
   Worker& at(WorkerId id) const;
+  WorkerStatus status_of(const Worker& worker, WorkerId id) const;
 
   const Clock& clock_;
   FleetOptions options_;
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<Worker>> workers_;  // by id
+  std::vector<WorkerId> members_;                 // ascending: decisions cost nothing for the removed
 };
 
 }  // namespace kindred::fleet

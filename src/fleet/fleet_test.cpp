@@ -231,6 +231,57 @@ TEST(Snapshot, PrefillWorkersPairByFingerprint) {
   EXPECT_FALSE(fleet.serving("other").known);
 }
 
+TEST(Membership, ARemovedWorkerFinishesAndGetsNothingNew) {
+  ManualClock clock;
+  Fleet fleet(clock);
+  const WorkerId a = fleet.add({"http://a", Role::kDecode});
+  const WorkerId b = fleet.add({"http://b", Role::kDecode});
+  for (const WorkerId id : {a, b}) fleet.report_up(id, kindred_worker(Role::kDecode));
+  fleet.assign_cohorts(2);
+  LoadGuard guard = fleet.take(a, 1);
+  fleet.remove(a);
+  EXPECT_TRUE(fleet.removed(a));
+  EXPECT_EQ(fleet.size(), 1U);
+  EXPECT_EQ(fleet.recorded(), 2U);
+  EXPECT_EQ(fleet.count(Role::kDecode), 1U);
+  const Snapshot got = fleet.snapshot({.role = Role::kDecode});
+  EXPECT_EQ(got.ids, std::vector<WorkerId>{b});
+  EXPECT_EQ(got.views[0].cohort, 1);  // others keep theirs
+  EXPECT_EQ(fleet.serving("m").decode_up, 1U);
+  EXPECT_FALSE(fleet.report_up(a, kindred_worker(Role::kDecode)));  // a check that was under way
+  EXPECT_FALSE(fleet.report_failure(a, "x"));
+  EXPECT_FALSE(fleet.report_out(a, "x"));
+  ASSERT_EQ(fleet.status().size(), 2U);  // while it drains
+  EXPECT_TRUE(fleet.status()[0].removed);
+  EXPECT_EQ(fleet.status()[0].problem, "removed");
+  guard.release();
+  EXPECT_EQ(fleet.status().size(), 1U);
+  EXPECT_EQ(fleet.status(/*all=*/true).size(), 2U);
+  EXPECT_EQ(fleet.worker_status(b).spec.url, "http://b");
+}
+
+TEST(Membership, ARestoredWorkerHasItsPlaceIdAndCohort) {
+  ManualClock clock;
+  Fleet fleet(clock);
+  const WorkerId a = fleet.add({"http://a", Role::kDecode});
+  const WorkerId b = fleet.add({"http://b", Role::kDecode});
+  for (const WorkerId id : {a, b}) fleet.report_up(id, kindred_worker(Role::kDecode));
+  fleet.assign_cohorts(2);
+  fleet.remove(a);
+  fleet.remove(a);
+  fleet.restore(a);
+  fleet.restore(a);
+  EXPECT_EQ(fleet.health(a), Health::kUnknown);
+  const Snapshot got = fleet.snapshot({.role = Role::kDecode});
+  EXPECT_EQ(got.ids, (std::vector<WorkerId>{a, b}));
+  EXPECT_FALSE(got.views[0].available);
+  EXPECT_EQ(got.views[0].cohort, 0);
+  EXPECT_TRUE(fleet.report_up(a, kindred_worker(Role::kDecode)));
+  fleet.set_cohort(a, -1);
+  EXPECT_EQ(fleet.worker_status(a).cohort, -1);
+  EXPECT_EQ(fleet.role(a), Role::kDecode);
+}
+
 TEST(Models, AreListedOnceAlsoWhenDown) {
   ManualClock clock;
   Fleet fleet(clock);

@@ -7,6 +7,7 @@
 
 #include "policy/band.h"
 #include "policy/chooser.h"
+#include "policy/domain.h"
 
 namespace kindred::policy {
 namespace {
@@ -16,8 +17,8 @@ constexpr std::string_view kLeastLoadedName = "least-loaded";
 constexpr std::string_view kPowerOfTwoName = "power-of-two";
 constexpr std::string_view kRandomName = "random";
 constexpr std::string_view kBandName = "locality-band";
-constexpr auto kNames =
-    std::to_array<std::string_view>({kBandName, kLeastLoadedName, kPowerOfTwoName, kRandomName, kRoundRobinName});
+constexpr auto kNames = std::to_array<std::string_view>(
+    {kBandName, kLeastLoadedName, kPowerOfTwoName, kRandomName, kRoundRobinName, kDomainName});
 
 // What most policies share: candidates are the available workers, and one worker is no choice.
 class LoadPolicy : public DecodePolicy {
@@ -114,15 +115,30 @@ class LocalityBand final : public LoadPolicy {
     // The cap comes first: a worker over it does not exist for the band, so that the next most similar
     // one takes its place.
     const double limit = load_limit(snapshot.workers, load_cap_, request.load);
-    std::vector<uint32_t> eligible;
+    std::vector<uint32_t> eligible, without_cohort;
     for (const uint32_t w : decision.candidates) {
-      if (snapshot.workers[w].load <= limit) eligible.push_back(w);
+      if (!(snapshot.workers[w].load <= limit)) continue;
+      (has_cohort(snapshot.workers[w], *snapshot.cohorts) ? eligible : without_cohort).push_back(w);
     }
-    if (eligible.empty()) eligible = decision.candidates;  // only if a load is not a number
-    decision.capped = static_cast<uint32_t>(decision.candidates.size() - eligible.size());
-    decision.candidates = locality_band(decision.scores, eligible, tau_);
-    decision.worker = chooser_.least_loaded(snapshot.workers, decision.candidates);
+    decision.capped = static_cast<uint32_t>(decision.candidates.size() - eligible.size() - without_cohort.size());
+    if (eligible.empty() && without_cohort.empty()) eligible = decision.candidates;  // a load that is not a number
+    std::vector<uint32_t> band = locality_band(decision.scores, eligible, tau_);
     decision.reason = Reason::kBand;
+    if (!without_cohort.empty()) {
+      const auto by_load = [&](uint32_t a, uint32_t b) { return snapshot.workers[a].load < snapshot.workers[b].load; };
+      const double least = snapshot.workers[*std::ranges::min_element(without_cohort, by_load)].load;
+      const auto busier = [&](uint32_t w) { return snapshot.workers[w].load > least; };
+      if (std::ranges::all_of(band, busier)) {
+        band = std::move(without_cohort);
+        decision.reason = Reason::kNoCohort;
+      }
+    }
+    decision.candidates = std::move(band);
+    decision.worker = chooser_.least_loaded(snapshot.workers, decision.candidates);
+  }
+
+  static bool has_cohort(const WorkerView& worker, const expert::CohortModel& cohorts) {
+    return worker.cohort >= 0 && static_cast<size_t>(worker.cohort) < cohorts.cohorts();
   }
 
   // Fills decision.scores, or says why it cannot.
@@ -134,12 +150,8 @@ class LocalityBand final : public LoadPolicy {
     if (!request.model_fingerprint.empty() && !fitted_for.empty() && request.model_fingerprint != fitted_for) {
       return FallbackReason::kOtherModel;
     }
-    const auto has_cohort = [&](const WorkerView& worker) {
-      return worker.cohort >= 0 && static_cast<size_t>(worker.cohort) < cohorts.cohorts();
-    };
-    for (const uint32_t w : decision.candidates) {
-      if (!has_cohort(snapshot.workers[w])) return FallbackReason::kCohortWorkerMismatch;
-    }
+    const auto sorted_in = [&](uint32_t w) { return has_cohort(snapshot.workers[w], cohorts); };
+    if (std::ranges::none_of(decision.candidates, sorted_in)) return FallbackReason::kCohortWorkerMismatch;
     switch (cohorts.signature(*request.counts, signature_)) {
       case expert::SignatureProblem::kNone: break;
       case expert::SignatureProblem::kShapeMismatch: return FallbackReason::kShapeMismatch;
@@ -149,8 +161,8 @@ class LocalityBand final : public LoadPolicy {
     const std::vector<float> similarities = cohorts.similarities(signature_);
     decision.scores.reserve(snapshot.workers.size());
     for (const WorkerView& worker : snapshot.workers) {
-      // An unavailable worker without a cohort is not looked at; -1 is the least a cosine can be.
-      decision.scores.push_back(has_cohort(worker) ? similarities[static_cast<size_t>(worker.cohort)] : -1.0F);
+      const bool sorted = has_cohort(worker, cohorts);
+      decision.scores.push_back(sorted ? similarities[static_cast<size_t>(worker.cohort)] : kNoScore);
     }
     return FallbackReason::kNone;
   }
@@ -182,6 +194,7 @@ Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptio
   if (options.name == kPowerOfTwoName) return Made(std::make_unique<PowerOfTwo>(kPowerOfTwoName, chooser));
   if (options.name == kRandomName) return Made(std::make_unique<Random>(kRandomName, chooser));
   if (options.name == kRoundRobinName) return Made(std::make_unique<RoundRobin>(kRoundRobinName, chooser));
+  if (options.name == kDomainName) return Made(std::make_unique<DomainPolicy>(chooser, options.load_cap));
   return wrong("name", options.name, fmt::format("{}", fmt::join(kNames, ", ")));
 }
 

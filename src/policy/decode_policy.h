@@ -2,7 +2,12 @@
 // experts the prompt uses.
 //
 // Policies: `round-robin`, `least-loaded` (JSQ), `power-of-two`, `random`, `locality-band` (ELDR; rules
-// in policy/band.h).
+// in policy/band.h), `domain` (by a label that the client gives; rules in policy/domain.h).
+//
+// Workers without a cohort (they joined while nothing fits cohorts anew) stand beside the locality band:
+// such a worker gets a request only if it has less load than every worker of the band. So it takes what is
+// too much for the others, and an idle fleet stays sorted by cohort. Only if no available worker has a
+// cohort does load alone decide.
 //
 // Thread-safety: a policy keeps a cursor and a generator; use it from one thread, or under one lock.
 // Equal seeds and equal sequences of calls give equal decisions. `choose` does not block and costs
@@ -31,6 +36,7 @@ struct DecodeRequest {
   const expert::ExpertCounts* counts = nullptr;  // borrowed; null: the prefill reply had none
   std::string_view model_fingerprint = {};       // of the prefill worker; empty: unknown, not compared
   double load = 1;                               // what the request adds to a worker's load, > 0; n for n choices
+  std::string_view label = {};                   // the client's name for the request's domain; empty: none
 };
 
 class DecodePolicy {
@@ -46,7 +52,7 @@ class DecodePolicy {
 struct DecodePolicyOptions {
   std::string name = "locality-band";
   double tau = 0.1;                  // locality-band: similarity a candidate may lose to the best, 0..2
-  double load_cap = 1.25;            // locality-band: multiple of the mean load, >= 1; 0 or inf: none
+  double load_cap = 1.25;            // locality-band, domain: multiple of the mean load, >= 1; 0 or inf: none
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;                 // of the generator behind random choices
 };

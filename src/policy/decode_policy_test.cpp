@@ -200,13 +200,41 @@ TEST(LocalityBandPolicy, DegradesToLoadWithAReason) {
   const auto gate_cohorts = expert::CohortModel::make(std::move(on_gates));
   ASSERT_TRUE(gate_cohorts.ok());
   EXPECT_EQ(fallback({workers, &*gate_cohorts}, {.counts = &counts}), FallbackReason::kNoGates);
-  workers[0].cohort = 3;
+  for (const int32_t none : {3, -1}) {
+    for (WorkerView& worker : workers) worker.cohort = none;
+    EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &counts}), FallbackReason::kCohortWorkerMismatch);
+  }
+  workers[1].cohort = 1;
+  workers[1].available = false;  // whoever is not there does not make the others comparable
   EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &counts}), FallbackReason::kCohortWorkerMismatch);
-  workers[0].cohort = -1;
-  EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &counts}), FallbackReason::kCohortWorkerMismatch);
-  workers[0].available = false;  // whoever is not there needs no cohort
-  EXPECT_EQ(policy->choose({workers, &cohorts}, {.counts = &counts, .model_fingerprint = "f"})->fallback,
-            FallbackReason::kNone);
+}
+
+TEST(LocalityBandPolicy, AWorkerWithoutACohortTakesWhatIsTooMuchForTheBand) {
+  const auto cohorts = cohorts_of_three();
+  const auto counts = counts_of({1, 8, 3, 0});
+  const auto policy = made({.tau = 0, .load_cap = 0, .tie_break = "lowest-index"});
+  std::vector<WorkerView> workers = workers_with({0, 2, 5, 2});
+  for (const int32_t none : {3, -1}) {  // beyond the model's rows is no cohort either
+    workers[3].cohort = none;
+    auto decision = policy->choose({workers, &cohorts}, {.counts = &counts, .model_fingerprint = "f"});
+    EXPECT_EQ(decision->worker, 1U);  // as loaded as the newcomer: the cohort wins
+    EXPECT_EQ(decision->reason, Reason::kBand);
+    EXPECT_EQ(decision->fallback, FallbackReason::kNone);
+    EXPECT_EQ(decision->scores[3], kNoScore);
+    workers[3].load = 1;
+    decision = policy->choose({workers, &cohorts}, {.counts = &counts});
+    EXPECT_EQ(decision->worker, 3U);
+    EXPECT_EQ(decision->reason, Reason::kNoCohort);
+    EXPECT_EQ(decision->candidates, (std::vector<uint32_t>{3}));
+    workers[3].load = 2;
+  }
+  // When all that have a cohort are over the cap, whoever is left takes it.
+  const auto capped = made({.tau = 0, .load_cap = 1});
+  workers = workers_with({9, 9, 9, 0});
+  workers[3].cohort = -1;
+  const auto decision = capped->choose({workers, &cohorts}, {.counts = &counts});
+  EXPECT_EQ(decision->worker, 3U);
+  EXPECT_EQ(decision->capped, 3U);
 }
 
 TEST(LocalityBandPolicy, EveryReasonHasItsOwnLabel) {

@@ -30,6 +30,8 @@ std::string_view to_string(FallbackReason reason) {
     case FallbackReason::kZeroSignature: return "zero_signature";
     case FallbackReason::kCohortWorkerMismatch: return "cohort_worker_mismatch";
     case FallbackReason::kNoGates: return "no_gates";
+    case FallbackReason::kNoLabel: return "no_label";
+    case FallbackReason::kTooManyLabels: return "too_many_labels";
   }
   return "";
 }
@@ -41,6 +43,8 @@ std::string_view to_string(Reason reason) {
     case Reason::kPowerOfTwo: return "power_of_two";
     case Reason::kLeastLoaded: return "least_loaded";
     case Reason::kBand: return "band";
+    case Reason::kNoCohort: return "no_cohort";
+    case Reason::kDomain: return "domain";
     case Reason::kRing: return "ring";
     case Reason::kSpill: return "spill";
     case Reason::kEmptyKey: return "empty_key";

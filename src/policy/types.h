@@ -35,10 +35,12 @@ enum class FallbackReason {
   kOtherModel,            // the cohorts were fitted for another model fingerprint
   kShapeMismatch,         // layers, experts or top_k differ from the cohorts'
   kZeroSignature,         // no expert of the kept layers tells this prompt apart
-  kCohortWorkerMismatch,  // an available worker has no cohort
+  kCohortWorkerMismatch,  // no available worker has a cohort
   kNoGates,               // the cohorts were fitted on gate sums, which the prefill reply does not carry
+  kNoLabel,               // domain: the request carries no label
+  kTooManyLabels,         // domain: a label beyond those that are remembered
 };
-inline constexpr size_t kFallbackReasons = 8;
+inline constexpr size_t kFallbackReasons = 10;
 
 // What settled the choice.
 enum class Reason {
@@ -47,8 +49,10 @@ enum class Reason {
   kPowerOfTwo,
   kLeastLoaded,
   kBand,      // least loaded of the locality band
+  kNoCohort,  // locality-band: a worker without a cohort had less load than the whole band
+  kDomain,    // domain: the label's own worker
   kRing,      // prefix-hash: the key's owner on the ring
-  kSpill,     // prefix-hash: the owner is over the load bound; least loaded instead
+  kSpill,     // prefix-hash, domain: the owner is over the load bound; least loaded instead
   kEmptyKey,  // prefix-hash: nothing to hash; least loaded instead
 };
 
@@ -58,6 +62,9 @@ Result<TieBreak> parse_tie_break(std::string_view name);
 std::string_view to_string(FallbackReason reason);  // "none", "no_counts", ...
 std::string_view to_string(Reason reason);
 
+// The score of a worker without a cohort: the least a cosine can be.
+inline constexpr float kNoScore = -1.0F;
+
 // Indices are positions in the snapshot's worker list.
 struct Decision {
   size_t worker = 0;
@@ -65,7 +72,7 @@ struct Decision {
   Reason reason = Reason::kLeastLoaded;
   FallbackReason fallback = FallbackReason::kNone;
   std::vector<uint32_t> candidates;  // ascending; those the load (or cursor, or dice) chose between
-  std::vector<float> scores;         // per worker: cosine to its cohort; empty when none was computed
+  std::vector<float> scores;         // per worker: cosine to its cohort, or kNoScore; empty when none was computed
   uint32_t capped = 0;               // available workers left out because they were over the load cap
 };
 

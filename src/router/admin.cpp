@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "router/headers.h"
+#include "router/refitter.h"
 
 namespace kindred::router {
 namespace {
@@ -30,6 +31,7 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (!worker.problem.empty()) out["problem"] = worker.problem;
   if (!worker.description.models.empty()) out["dialect"] = fleet::to_string(worker.description.dialect);
   if (worker.cohort >= 0) out["cohort"] = worker.cohort;
+  if (worker.removed) out["removed"] = true;
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;
     out["experts"] = worker.description.shape.experts;
@@ -55,13 +57,45 @@ Json policy_json(const Core& core) {
 Json cohorts_json(const Core& core) {
   if (!core.cohorts) return nullptr;
   const expert::CohortData& data = core.cohorts->data();
+  size_t owned = 0;
+  for (const fleet::WorkerStatus& worker : core.fleet.status(/*all=*/true)) owned += worker.cohort >= 0 ? 1 : 0;
   Json out = {
-      {"file", core.options.cohorts}, {"count", core.cohorts->cohorts()},
+      {"file", core.options.cohorts}, {"count", owned},
       {"model", data.model},          {"fingerprint", data.model_fingerprint},
       {"layers", data.shape.layers},  {"kept_layers", data.greedy_layers},
       {"samples", data.samples},      {"rho", nullptr},
   };
   if (!data.rho.empty()) out["rho"] = data.rho.back();
+  return out;
+}
+
+Json refit_json(const Core& core) {
+  if (!core.refitter) return nullptr;
+  const RefitSettings& settings = core.options.refit;
+  const RefitStatus& now = core.refitter->status();
+  Json out = {
+      {"interval_ms", settings.interval_ms.count()},
+      {"window_ms", settings.window_ms.count()},
+      {"min_requests", settings.min_requests},
+      {"window_requests", core.refitter->window_requests()},
+      {"running", core.refitter->running()},
+      {"fits", now.fits},
+      {"splits", now.splits},
+      {"merges", now.merges},
+      {"skipped", now.skipped},
+      {"failures", now.failures},
+      {"last", nullptr},
+      {"last_skip", nullptr},
+      {"last_error", nullptr},
+  };
+  if (now.last) {
+    out["last"] = {{"unix_s", now.last->unix_s},
+                   {"duration_ms", now.last->duration_s * 1e3},
+                   {"requests", now.last->requests},
+                   {"shift", now.last->shift}};
+  }
+  if (!now.last_skip.empty()) out["last_skip"] = now.last_skip;
+  if (!now.last_error.empty()) out["last_error"] = now.last_error;
   return out;
 }
 
@@ -156,6 +190,7 @@ std::string status_json(const Core& core, size_t decisions) {
       {"workers", std::move(workers)},
       {"policy", policy_json(core)},
       {"cohorts", cohorts_json(core)},
+      {"refit", refit_json(core)},
       {"decisions_total", core.decisions.total()},
       {"decisions", std::move(last)},
   });

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
+#include <optional>
 #include <random>
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "router/refitter.h"
 
 namespace kindred::router {
 namespace {
@@ -51,30 +53,61 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   core->plain_policy = *std::move(whole);
   if (Status added = core->add_workers(); !added) return std::move(added).error();
   if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
+  if (Status ready = core->prepare_refit(); !ready) return std::move(ready).error();
   return core;
 }
 
+Core::~Core() = default;
+
+Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, const std::string& field) {
+  Result<net::Endpoint> endpoint = net::parse_endpoint(url);
+  if (!endpoint) return invalid(fmt::format("{}: '{}': {}", field, url, endpoint.error().message), field);
+  std::optional<fleet::WorkerId> before;
+  for (fleet::WorkerId id = 0; id < workers.size(); ++id) {
+    if (workers[id].endpoint != *endpoint) continue;
+    if (!fleet.removed(id)) return invalid(fmt::format("{}: {} is a worker already", field, url), field);
+    if (fleet.role(id) == role) before = id;
+  }
+  if (fleet.size() >= kMaxWorkers) {
+    return invalid(fmt::format("{}: {} workers already; at most {}", field, fleet.size(), kMaxWorkers), field);
+  }
+  if (before) {
+    fleet.restore(*before);
+    return *before;
+  }
+  if (fleet.recorded() >= kMaxWorkerRecords) {
+    return invalid(fmt::format("{}: {} different workers since the router started; restart it to add more", field,
+                               fleet.recorded()),
+                   field);
+  }
+  const fleet::WorkerId id = fleet.add({.url = endpoint->url(), .role = role});
+  workers.push_back({*std::move(endpoint), std::make_shared<net::asio::steady_timer>(executor)});
+  return id;
+}
+
+Result<fleet::WorkerId> Core::remove_worker(const std::string& url) {
+  const Result<net::Endpoint> endpoint = net::parse_endpoint(url);
+  if (!endpoint) return invalid(fmt::format("url: '{}': {}", url, endpoint.error().message), "url");
+  for (fleet::WorkerId id = 0; id < workers.size(); ++id) {
+    if (workers[id].endpoint != *endpoint || fleet.removed(id)) continue;
+    fleet.remove(id);
+    workers[id].pause->cancel();  // its prober ends
+    return id;
+  }
+  return Error{ErrorCode::kNotFound, fmt::format("url: {} is not a worker of this router", endpoint->url()), "url"};
+}
+
 Status Core::add_workers() {
-  const auto add = [&](const std::vector<std::string>& urls, Role role, std::string_view option) -> Status {
+  const auto add = [&](const std::vector<std::string>& urls, Role role, const std::string& option) -> Status {
     for (const std::string& url : urls) {
-      auto endpoint = net::parse_endpoint(url);
-      if (!endpoint)
-        return invalid(fmt::format("{}: '{}': {}", option, url, endpoint.error().message), std::string(option));
-      const auto same = [&](const Worker& worker) { return worker.endpoint == *endpoint; };
-      if (std::any_of(workers.begin(), workers.end(), same)) {
-        return invalid(fmt::format("{}: {} is given twice", option, url), std::string(option));
-      }
-      fleet.add({.url = endpoint->url(), .role = role});
-      workers.push_back({*std::move(endpoint), std::make_shared<net::asio::steady_timer>(executor)});
+      if (auto added = add_worker(url, role, option); !added) return std::move(added).error();
     }
     return {};
   };
   if (Status added = add(options.prefill, Role::kPrefill, "prefill"); !added) return added;
   if (Status added = add(options.decode, Role::kDecode, "decode"); !added) return added;
   if (Status added = add(options.worker, Role::kBoth, "worker"); !added) return added;
-  if (workers.size() > kMaxWorkers) {
-    return invalid(fmt::format("{} workers; at most {}", workers.size(), kMaxWorkers), "worker");
-  }
+  if (options.manage_workers) return {};  // they may come later
   if (workers.empty()) return invalid("no workers: give --prefill and --decode, or --worker", "worker");
   if (options.prefill.empty() != options.decode.empty()) {
     const bool lacks_prefill = options.prefill.empty();
@@ -89,9 +122,11 @@ Status Core::load_cohorts() {
   if (options.cohorts.empty()) return {};
   auto loaded = expert::CohortModel::load(options.cohorts);
   if (!loaded) return std::move(loaded).error();
-  cohorts.emplace(*std::move(loaded));
+  cohorts = std::make_shared<const expert::CohortModel>(*std::move(loaded));
   const size_t decode = fleet.count(Role::kDecode);
-  if (cohorts->cohorts() != decode) {
+  // A refit finds the number that fits, and workers that may come later are no reason to refuse.
+  const bool may_differ = options.refit.on || options.manage_workers;
+  if (!may_differ && cohorts->cohorts() != decode) {
     return invalid(fmt::format("{} has {} cohorts but {} decode workers are configured; each decode worker needs one "
                                "(fit again with as many cohorts, or change the list)",
                                options.cohorts, cohorts->cohorts(), decode),
@@ -101,17 +136,32 @@ Status Core::load_cohorts() {
   return {};
 }
 
+Status Core::prepare_refit() {
+  if (!options.refit.on) return {};
+  if (!decode_policy->wants_counts()) {
+    return invalid(
+        fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", decode_policy->name()),
+        "refit");
+  }
+  refitter = std::make_shared<Refitter>(*this);
+  return {};
+}
+
 void Core::worker_refused(fleet::WorkerId id, const std::string& why) {
   if (fleet.report_out(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
   workers[id].pause->cancel();  // check now
 }
 
-bool Core::spawn(CorePtr core, net::Task<void> task) {
+bool Core::spawn(CorePtr core, net::Task<void> task, bool standing) {
   if (core->closing.cancelled() || core->background_ >= kMaxBackground) return false;
+  const size_t stands = standing ? 1 : 0;
   ++core->background_;
+  core->standing_ += stands;
   const net::asio::any_io_executor on = core->executor;
-  net::asio::co_spawn(on, std::move(task),
-                      [core = std::move(core)](const std::exception_ptr&) { --core->background_; });
+  net::asio::co_spawn(on, std::move(task), [core = std::move(core), stands](const std::exception_ptr&) {
+    --core->background_;
+    core->standing_ -= stands;
+  });
   return true;
 }
 

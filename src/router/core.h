@@ -6,10 +6,10 @@
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -26,12 +26,22 @@
 
 namespace kindred::router {
 
+class Refitter;
+
 class Core {
  public:
   // Error: kInvalid for options that contradict each other, or that of reading the cohort file.
   static Result<std::shared_ptr<Core>> make(net::asio::any_io_executor executor, RouterOptions options,
                                             const Clock& clock);
+  ~Core();
 
+  // One worker more. A URL that was removed is restored, with its id. Error: kInvalid, naming `field` as
+  // what is wrong: not a URL, known already, or one too many.
+  Result<fleet::WorkerId> add_worker(const std::string& url, Role role, const std::string& field);
+  // It gets no more requests; those it has finish. Error: kInvalid or kNotFound, naming `url`.
+  Result<fleet::WorkerId> remove_worker(const std::string& url);
+
+  // Valid as long as the core is.
   const net::Endpoint& endpoint(fleet::WorkerId id) const { return workers[id].endpoint; }
 
   // A connection was refused or broke while a request needed it: the worker is out until a health
@@ -39,15 +49,18 @@ class Core {
   void worker_refused(fleet::WorkerId id, const std::string& why);
 
   // Runs `task` beside everything else; it keeps the core alive. Returns false, and runs nothing, when
-  // the router is closing or kMaxBackground tasks run already.
-  static bool spawn(std::shared_ptr<Core> core, net::Task<void> task);
+  // the router is closing or kMaxBackground tasks run already. `standing`: it ends only when the router
+  // closes (or its worker has gone).
+  static bool spawn(std::shared_ptr<Core> core, net::Task<void> task, bool standing = false);
   size_t background() const { return background_; }
+  size_t standing() const { return standing_; }
 
   std::string new_request_id();
 
   struct Worker {
     net::Endpoint endpoint;
     std::shared_ptr<net::asio::steady_timer> pause;  // the prober's, between two checks
+    bool probed = false;                             // a prober runs
   };
 
   const net::asio::any_io_executor executor;
@@ -55,13 +68,15 @@ class Core {
   const Clock& clock;
   const Logger log{"router"};
   fleet::Fleet fleet;
-  std::vector<Worker> workers;  // by WorkerId
+  std::deque<Worker> workers;  // by WorkerId; what is added moves nothing
   net::HttpClient client;
   net::HttpClient probe_client;  // of its own, so that checks neither wait for nor break request connections
   std::unique_ptr<policy::PrefillPolicy> prefill_policy;
   std::unique_ptr<policy::DecodePolicy> decode_policy;
   std::unique_ptr<policy::DecodePolicy> plain_policy;  // like decode_policy, of those that need no experts
-  std::optional<expert::CohortModel> cohorts;
+  // Null: none. A refit puts another one here; a decision holds the one it began with.
+  std::shared_ptr<const expert::CohortModel> cohorts;
+  std::shared_ptr<Refitter> refitter;  // null: off
   RouterMetrics metrics;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
@@ -72,8 +87,9 @@ class Core {
   Core(net::asio::any_io_executor with, RouterOptions given, const Clock& time);
   Status add_workers();
   Status load_cohorts();
+  Status prepare_refit();
 
-  size_t background_ = 0;
+  size_t background_ = 0, standing_ = 0;
   uint64_t id_seed_ = 0;
   uint64_t ids_ = 0;
 };
@@ -81,6 +97,10 @@ class Core {
 using CorePtr = std::shared_ptr<Core>;
 
 inline constexpr size_t kMaxWorkers = 1024;
-inline constexpr size_t kMaxBackground = 4096 + kMaxWorkers;  // one prober per worker, and lease releases
+// Members and removed ones, whose records stay: about 1 KB each. Who comes back under its old URL and role
+// adds none.
+inline constexpr size_t kMaxWorkerRecords = 16 * kMaxWorkers;
+// One prober per worker (a removed one's may still be ending), the refit loop, and lease releases.
+inline constexpr size_t kMaxBackground = 4096 + 2 * kMaxWorkers;
 
 }  // namespace kindred::router

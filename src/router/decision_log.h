@@ -23,7 +23,7 @@ struct DecisionRecord {
   fleet::WorkerId decode_worker = 0;
   std::string_view policy, prefill_reason, reason, fallback;  // static names
   std::vector<fleet::WorkerId> candidates;
-  std::vector<std::pair<fleet::WorkerId, float>> scores;  // cosine to the worker's cohort; empty if none was computed
+  std::vector<std::pair<fleet::WorkerId, float>> scores;  // cosine to the worker's cohort, of those that have one
   std::optional<float> similarity;                        // of the worker chosen
   std::optional<size_t> band_size;
   uint64_t prompt_tokens = 0;  // 0: not known

@@ -47,6 +47,7 @@ class Exchange {
   const std::string id;
   const MonotonicTime arrived;
   RequestScan scan;
+  std::string label;  // of its domain, as the client names it; empty: none
   std::string model;  // what is routed by; empty if the client named none and there is only one
 
   Outcome outcome = Outcome::kCancelled;

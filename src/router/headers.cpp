@@ -1,7 +1,11 @@
 #include "router/headers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+
+#include "policy/domain.h"
 
 namespace kindred::router {
 namespace {
@@ -28,6 +32,16 @@ net::Headers crossing(net::Headers headers, std::string_view request_id) {
 }
 
 }  // namespace
+
+Result<std::string> domain_label(const net::Headers& from_client) {
+  const std::string* given = from_client.find(kDomainHeader);
+  if (given == nullptr) return std::string();
+  const bool printable = std::ranges::all_of(*given, [](char c) { return c >= ' ' && c <= '~'; });
+  if (given->size() <= policy::kMaxLabelBytes && printable) return *given;
+  return invalid(fmt::format("{} holds {} bytes; accepted: at most {} of printable ASCII", kDomainHeader, given->size(),
+                             policy::kMaxLabelBytes),
+                 std::string(kDomainHeader));
+}
 
 bool is_sane_request_id(std::string_view id) {
   return !id.empty() && id.size() <= 128 &&

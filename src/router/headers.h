@@ -6,11 +6,19 @@
 #include <string>
 #include <string_view>
 
+#include "base/result.h"
 #include "net/http_message.h"
 
 namespace kindred::router {
 
 inline constexpr std::string_view kRequestIdHeader = "X-Request-Id";
+
+// The label that the decode policy `domain` goes by. The client's; workers do not get it.
+inline constexpr std::string_view kDomainHeader = "X-Kindred-Domain";
+
+// Empty without one. Error: kInvalid, naming the header: longer than policy::kMaxLabelBytes, or not
+// printable ASCII.
+Result<std::string> domain_label(const net::Headers& from_client);
 
 // An id may be kept if it is 1 to 128 printable ASCII characters without spaces.
 bool is_sane_request_id(std::string_view id);

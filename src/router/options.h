@@ -11,6 +11,16 @@
 
 namespace kindred::router {
 
+// Cohorts that follow the traffic (router/refitter.h).
+struct RefitSettings {
+  bool on = false;
+  std::chrono::milliseconds interval_ms{5'000};
+  std::chrono::milliseconds window_ms{5'000};
+  std::chrono::milliseconds grace_ms{30'000};  // a worker that is gone keeps its cohort for so long
+  uint32_t min_requests = 64;                  // in the window; never fewer than cohorts
+  uint64_t seed = 1;
+};
+
 struct RouterOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
@@ -22,6 +32,8 @@ struct RouterOptions {
   policy::PrefillPolicyOptions prefill_policy;
   policy::DecodePolicyOptions decode_policy;
   std::string cohorts;  // file; empty: none
+  RefitSettings refit;
+  bool manage_workers = false;  // POST and DELETE /workers change the fleet
 
   std::chrono::milliseconds health_interval_ms{1'000};
   std::chrono::milliseconds health_timeout_ms{2'000};

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "router/headers.h"
+#include "router/refitter.h"
 
 namespace kindred::router {
 namespace {
@@ -161,23 +162,26 @@ const expert::ExpertCounts* PdFlow::counts() {
     counts_read_ = true;
     Result<expert::ExpertCounts> read = expert::counts_from_json(reply_->expert_counts, /*padded=*/true);
     if (read) {
-      counts_.emplace(*std::move(read));
+      counts_ = std::make_shared<const expert::ExpertCounts>(*std::move(read));
+      if (core_->refitter) core_->refitter->observe(reply_->fingerprint, counts_);
     } else {
       core_->metrics.bad_counts.add();
       core_->log.warn("{}: expert counts: {}", core_->endpoint(prefill_worker_).url(), read.error().message);
     }
   }
-  return counts_ ? &*counts_ : nullptr;
+  return counts_.get();
 }
 
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   const MonotonicTime begun = core_->clock.now();
   const fleet::Snapshot snapshot = core_->fleet.snapshot(
       {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
-  const policy::DecodeRequest request = {
-      .counts = counts(), .model_fingerprint = reply_->fingerprint, .load = static_cast<double>(reply_->n)};
-  const auto decision = core_->decode_policy->choose(
-      {.workers = snapshot.views, .cohorts = core_->cohorts ? &*core_->cohorts : nullptr}, request);
+  const policy::DecodeRequest request = {.counts = counts(),
+                                         .model_fingerprint = reply_->fingerprint,
+                                         .load = static_cast<double>(reply_->n),
+                                         .label = exchange_.label};
+  const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
+  const auto decision = core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
   if (!decision) return std::nullopt;
   const double took_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(took_s);
@@ -201,9 +205,9 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
   out.decision_s = took_s;
   for (const uint32_t at : decision.candidates) out.candidates.push_back(snapshot.ids[at]);
   for (size_t i = 0; i < decision.scores.size() && i < snapshot.ids.size(); ++i) {
-    out.scores.emplace_back(snapshot.ids[i], decision.scores[i]);
+    if (decision.scores[i] > policy::kNoScore) out.scores.emplace_back(snapshot.ids[i], decision.scores[i]);
   }
-  if (decision.worker < decision.scores.size()) {
+  if (decision.worker < decision.scores.size() && decision.reason != policy::Reason::kNoCohort) {
     out.similarity = decision.scores[decision.worker];
     core_->metrics.similarity.observe(*out.similarity);
   }

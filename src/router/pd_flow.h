@@ -8,6 +8,7 @@
 // Thread-safety: none; one object per request, which must outlive run().
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -64,7 +65,7 @@ class PdFlow {
   std::optional<PrefillReply> reply_;
   std::optional<LeaseHold> lease_;
   std::string handoff_;
-  std::optional<expert::ExpertCounts> counts_;
+  std::shared_ptr<const expert::ExpertCounts> counts_;
   bool counts_read_ = false;
   StreamMeter meter_;
 };

@@ -38,7 +38,8 @@ net::Task<void> PlainFlow::run() {
 std::optional<fleet::WorkerId> PlainFlow::choose() {
   const MonotonicTime begun = core_->clock.now();
   const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
-  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan))};
+  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan)),
+                                         .label = exchange_.label};
   const auto decision = core_->plain_policy->choose({.workers = snapshot.views}, request);
   if (!decision) return std::nullopt;
   DecisionRecord out;

@@ -46,18 +46,20 @@ net::Task<bool> check_health(Core& core, fleet::WorkerId worker, bool whole) {
 
 net::Task<void> probe_loop(CorePtr core, fleet::WorkerId worker) {
   const auto pause = core->workers[worker].pause;
-  while (!core->closing.cancelled()) {
+  const auto over = [&] { return core->closing.cancelled() || core->fleet.removed(worker); };
+  while (!over()) {
     co_await probe(*core, worker);
-    if (core->closing.cancelled()) break;
+    if (over()) break;
     pause->expires_after(core->options.health_interval_ms);
     co_await pause->async_wait(net::kNoThrow);
   }
+  core->workers[worker].probed = false;
 }
 
 }  // namespace
 
 net::Task<void> probe(Core& core, fleet::WorkerId worker) {
-  const bool whole = core.options.prefill.size() + core.options.decode.size() <= worker;
+  const bool whole = core.fleet.role(worker) == Role::kBoth;
   const bool serves = co_await check_health(core, worker, whole);
   if (!serves) co_return;
   std::string target = "/v1/models";
@@ -73,7 +75,7 @@ net::Task<void> probe(Core& core, fleet::WorkerId worker) {
     co_return;
   }
   if (!core.fleet.report_up(worker, *std::move(description))) co_return;
-  const fleet::WorkerStatus now = core.fleet.status()[worker];
+  const fleet::WorkerStatus now = core.fleet.worker_status(worker);
   if (now.health == fleet::Health::kUp) {
     core.log.info("{} is up: {}, {}", now.spec.url, to_string(now.spec.role), now.description.models.front());
   } else {
@@ -81,10 +83,18 @@ net::Task<void> probe(Core& core, fleet::WorkerId worker) {
   }
 }
 
-void start_probing(const CorePtr& core) {
-  for (fleet::WorkerId id = 0; id < core->workers.size(); ++id) {
-    KINDRED_CHECK(Core::spawn(core, probe_loop(core, id)));
+bool start_probing(const CorePtr& core, fleet::WorkerId worker) {
+  Core::Worker& entry = core->workers[worker];
+  if (entry.probed) {
+    entry.pause->cancel();  // one that had not ended when its worker was restored: check now
+    return true;
   }
+  entry.probed = Core::spawn(core, probe_loop(core, worker), /*standing=*/true);
+  return entry.probed;
+}
+
+void start_probing(const CorePtr& core) {
+  for (fleet::WorkerId id = 0; id < core->workers.size(); ++id) KINDRED_CHECK(start_probing(core, id));
 }
 
 }  // namespace kindred::router

@@ -8,8 +8,10 @@
 
 namespace kindred::router {
 
-// Starts one background task per worker; Core::closing ends them.
+// Starts one background task per worker; Core::closing ends them, and a worker's removal its own.
 void start_probing(const CorePtr& core);
+// That of one worker which was added or restored. False: the router is closing or too busy.
+bool start_probing(const CorePtr& core, fleet::WorkerId worker);
 
 // One check, for the loop above and for tests.
 net::Task<void> probe(Core& core, fleet::WorkerId worker);

@@ -11,6 +11,8 @@
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
+#include "router/refitter.h"
+#include "router/workers.h"
 
 namespace kindred::router {
 namespace {
@@ -97,6 +99,13 @@ net::Task<void> serve(CorePtr core, Exchange& exchange) {
     co_return;
   }
   exchange.scan = *std::move(scan);
+  Result<std::string> label = domain_label(head.headers);
+  if (!label) {
+    ApiError error = api_error(label.error());
+    co_await exchange.fail(std::move(error));
+    co_return;
+  }
+  exchange.label = *std::move(label);
   std::optional<ApiError> unknown = name_model(*core, exchange);
   if (unknown) {
     co_await exchange.fail(*std::move(unknown));
@@ -124,7 +133,8 @@ class Place {
 
 net::Task<void> handle(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
   Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
-  const bool answered = co_await answer_admin(*core, exchange);
+  bool answered = co_await answer_admin(*core, exchange);
+  if (!answered) answered = co_await answer_workers(core, exchange);
   if (answered) co_return;
   if (core->requests_in_flight >= core->options.max_inflight) {
     ApiError busy = api_error(
@@ -138,10 +148,10 @@ net::Task<void> handle(CorePtr core, net::Request& request, net::ResponseWriter&
 }
 
 // Polled, since what is waited for are counters and this happens once.
-net::Task<void> wait_until_background_is(CorePtr core, size_t tasks, std::chrono::milliseconds deadline_ms) {
+net::Task<void> wait_for_background(CorePtr core, bool standing_too, std::chrono::milliseconds deadline_ms) {
   const auto until = std::chrono::steady_clock::now() + deadline_ms;
   net::asio::steady_timer timer(core->executor);
-  while (core->background() > tasks && std::chrono::steady_clock::now() < until) {
+  while (core->background() > (standing_too ? 0 : core->standing()) && std::chrono::steady_clock::now() < until) {
     timer.expires_after(5ms);
     co_await timer.async_wait(net::kNoThrow);
   }
@@ -151,7 +161,10 @@ net::Task<void> wait_until_background_is(CorePtr core, size_t tasks, std::chrono
 
 Router::Router(CorePtr core) : core_(std::move(core)) {}
 
-Router::~Router() { core_->closing.cancel(); }
+Router::~Router() {
+  core_->closing.cancel();
+  if (core_->refitter) core_->refitter->stop();
+}
 
 Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor, RouterOptions options,
                                              const Clock& clock) {
@@ -168,7 +181,10 @@ Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor
 
 Result<uint16_t> Router::listen() {
   Result<uint16_t> port = server_->listen(core_->options.host, core_->options.port);
-  if (port) start_probing(core_);
+  if (port) {
+    start_probing(core_);
+    start_refitting(core_);
+  }
   return port;
 }
 
@@ -176,11 +192,12 @@ net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
   core_->draining = true;
   server_->stop();
   co_await server_->drain(deadline_ms);
-  // What is left are the probers, which never end by themselves, and the last releases of leases.
-  co_await wait_until_background_is(core_, core_->workers.size(), 1s);
+  // What is left are the tasks that never end by themselves, and the last releases of leases.
+  co_await wait_for_background(core_, /*standing_too=*/false, 1s);
   core_->closing.cancel();
+  if (core_->refitter) core_->refitter->stop();
   for (const Core::Worker& worker : core_->workers) worker.pause->cancel();
-  co_await wait_until_background_is(core_, 0, 1s);
+  co_await wait_for_background(core_, /*standing_too=*/true, 1s);
 }
 
 }  // namespace kindred::router

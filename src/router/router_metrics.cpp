@@ -44,7 +44,20 @@ RouterMetrics::RouterMetrics()
                                    "Prefill replies whose expert counts did not pass their checks.")),
       leases_released(registry_.counter("kindred_router_leases_released_total", "KV leases released.")),
       leases_stranded(registry_.counter("kindred_router_leases_stranded_total",
-                                        "KV leases whose release failed; they end with their time to live.")) {
+                                        "KV leases whose release failed; they end with their time to live.")),
+      refit_fits(registry_.counter("kindred_refit_fits_total", "Refits of the cohorts that were installed.")),
+      refit_splits(registry_.counter("kindred_refit_splits_total", "Workers that took half of another's cohort.")),
+      refit_merges(registry_.counter("kindred_refit_merges_total", "Cohorts given up because their worker is gone.")),
+      refit_skipped(registry_.counter("kindred_refit_skipped_total", "Refits not made for lack of requests.")),
+      refit_failures(registry_.counter("kindred_refit_failures_total", "Refits that failed; the old cohorts stay.")),
+      refit_dropped(registry_.counter("kindred_refit_dropped_requests_total",
+                                      "Requests that left the window early, for lack of room.")),
+      refit_running(registry_.gauge("kindred_refit_running", "1 while a refit runs.")),
+      refit_window_requests(registry_.gauge("kindred_refit_window_requests", "Requests in the window.")),
+      refit_shift(registry_.gauge("kindred_refit_shift",
+                                  "Mean of 1 - cosine between old and new centroids at the last refit.")),
+      refit_s(
+          registry_.histogram("kindred_refit_seconds", "Time of a refit, off the request path.", latency_bounds_s())) {
   for (size_t i = 1; i < policy::kFallbackReasons; ++i) {
     const std::string reason(policy::to_string(static_cast<policy::FallbackReason>(i)));
     fallbacks_[i] = &registry_.counter("kindred_router_fallbacks_total",
@@ -70,7 +83,8 @@ void RouterMetrics::fell_back(policy::FallbackReason reason) {
 }
 
 std::string RouterMetrics::render(const fleet::Fleet& fleet) {
-  for (const fleet::WorkerStatus& worker : fleet.status()) {
+  // The removed too, or their last figures would stand for ever.
+  for (const fleet::WorkerStatus& worker : fleet.status(/*all=*/true)) {
     const Labels labels = {{"role", std::string(to_string(worker.spec.role))}, {"worker", worker.spec.url}};
     registry_.gauge("kindred_router_in_flight", "Requests in flight at a worker; n choices count n.", labels)
         .set(static_cast<double>(worker.in_flight));

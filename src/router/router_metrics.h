@@ -50,6 +50,17 @@ class RouterMetrics {
   Counter& bad_counts;
   Counter& leases_released;
   Counter& leases_stranded;  // left to their time to live
+
+  Counter& refit_fits;     // installed
+  Counter& refit_splits;   // newcomers that took half a cohort
+  Counter& refit_merges;   // cohorts of workers that are gone
+  Counter& refit_skipped;  // too few requests
+  Counter& refit_failures;
+  Counter& refit_dropped;  // requests that the window had no room for
+  Gauge& refit_running;
+  Gauge& refit_window_requests;
+  Gauge& refit_shift;  // of the last one
+  Histogram& refit_s;
 };
 
 }  // namespace kindred::router

@@ -176,6 +176,20 @@ def test_fit_every_transform(tmp_path, transform):
     assert f'"transform":"{transform.replace("-", "_")}"'.encode() in out.read_bytes()
 
 
+def test_record_gates_and_compare(cluster, tmp_path):
+    prompts, activations = tmp_path / "prompts.jsonl", tmp_path / "a.safetensors"
+    lines = (ROOT / "data/prompts/calibration.jsonl").read_text().splitlines()
+    prompts.write_text("\n".join(lines[:24]) + "\n")
+    recorded = run("record", "--url", cluster.both[0].url, "--prompts", prompts, "--output", activations,
+                   "--max-tokens", 16, "--gates")
+    assert recorded.returncode == 0, recorded.stderr
+    compared = run("fit", activations, "--compare", "--json")
+    assert compared.returncode == 0, compared.stderr
+    transforms = {t["transform"]: t["peak_rho"] for t in json.loads(compared.stdout)["compare"]}
+    assert len(transforms) == 6
+    assert all(-1 <= rho <= 1 and rho != 0 for rho in transforms.values())
+
+
 def test_gate_cohorts_degrade_to_load(cluster, tmp_path):
     """Prefill replies carry no gate sums, so a router with such cohorts goes by load and says why."""
     bytes_of = ACTIVATIONS.read_bytes()
@@ -331,3 +345,15 @@ def test_bench_refuses(arguments, words):
     assert done.returncode != 0
     for word in words:
         assert word in done.stderr
+
+
+def test_bench_fit_without_scipy_says_so():
+    done = run("bench", "fit", "--requests", 60, "--dims", 24, "--clusters", 4, "--iterations", 3)
+    assert done.returncode == 0
+    assert "one iteration" in done.stdout and "--python" in done.stdout
+
+
+def test_bench_fit_names_a_python_without_scipy(tmp_path):
+    done = run("bench", "fit", "--requests", 60, "--dims", 24, "--clusters", 4, "--python", tmp_path / "no-python")
+    assert done.returncode == 1
+    assert "no-python" in done.stderr
