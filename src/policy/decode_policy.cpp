@@ -157,6 +157,7 @@ class LocalityBand final : public LoadPolicy {
       case expert::SignatureProblem::kNone: break;
       case expert::SignatureProblem::kShapeMismatch: return FallbackReason::kShapeMismatch;
       case expert::SignatureProblem::kZeroVector: return FallbackReason::kZeroSignature;
+      case expert::SignatureProblem::kNoGates: return FallbackReason::kNoGates;
     }
     const std::vector<float> similarities = cohorts.similarities(signature_);
     decision.scores.reserve(snapshot.workers.size());
