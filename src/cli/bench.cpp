@@ -21,7 +21,12 @@ struct Bench {
 constexpr auto kBenches = std::to_array<Bench>({
     {"assign", "the exact balanced assignment of the cohort fit", bench_assign},
     {"decide", "one routing decision, part by part", bench_decide},
+#ifdef KINDRED_HAVE_ENGINE
+    {"engine", "decode tokens/s of the step loop against llama.cpp's own", bench_engine},
+    {"step", "step time against batch size and distinct experts: ELDR's law", bench_step},
+#endif
     {"fit", "balanced k-means, and its assignment against SciPy's", bench_fit},
+    {"locality", "decode policies on a cluster of paced workers", bench_locality},
 });
 
 void print_benches(std::FILE* to) {

@@ -16,6 +16,11 @@ namespace kindred::cli {
 int bench_assign(Args args);
 int bench_decide(Args args);
 int bench_fit(Args args);
+int bench_locality(Args args);
+#ifdef KINDRED_HAVE_ENGINE
+int bench_engine(Args args);
+int bench_step(Args args);
+#endif
 
 double seconds(const auto& work) {
   const auto began = std::chrono::steady_clock::now();

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <exception>
 
@@ -127,6 +129,7 @@ net::Task<void> run_one(net::HttpClient& client, const net::Endpoint& server, co
 }
 
 struct Load {
+  net::asio::io_context& io;
   net::HttpClient& client;
   const net::Endpoint& server;
   std::span<const ChatCall> calls;
@@ -141,6 +144,15 @@ net::Task<void> run_lane(Load& load) {
     co_await run_one(load.client, load.server, load.calls[index], load.options.model, load.answers[index]);
     if (load.options.on_answer) load.options.on_answer(index, load.answers[index]);
   }
+}
+
+net::Task<void> run_arrival(Load& load, size_t index) {
+  net::asio::steady_timer timer(load.io.get_executor());
+  timer.expires_after(std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(load.options.arrivals_s[index])));
+  co_await timer.async_wait(net::kNoThrow);
+  co_await run_one(load.client, load.server, load.calls[index], load.options.model, load.answers[index]);
+  if (load.options.on_answer) load.options.on_answer(index, load.answers[index]);
 }
 
 net::Task<void> fetch_one(net::HttpClient& client, const net::Endpoint& server, const std::string& target,
@@ -168,14 +180,20 @@ net::Task<void> fetch_one(net::HttpClient& client, const net::Endpoint& server, 
 
 std::vector<ChatAnswer> run_chats(const net::Endpoint& server, std::span<const ChatCall> calls,
                                   const LoadOptions& options) {
+  if (calls.empty()) return {};
+  const bool open = !options.arrivals_s.empty();
+  KINDRED_CHECK(!open || options.arrivals_s.size() == calls.size());
   net::asio::io_context io(1);
   net::HttpClient client(io.get_executor());
-  Load load{client, server, calls, options, std::vector<ChatAnswer>(calls.size())};
-  size_t lanes = std::max<size_t>(options.concurrency, 1);
+  Load load{io, client, server, calls, options, std::vector<ChatAnswer>(calls.size())};
+  size_t lanes = open ? calls.size() : std::max<size_t>(options.concurrency, 1);
   const auto lane_done = [&io, &lanes](const std::exception_ptr&) {
     if (--lanes == 0) io.stop();  // the client's idle connections would keep it running
   };
-  for (size_t lane = lanes; lane > 0; --lane) net::asio::co_spawn(io, run_lane(load), lane_done);
+  const size_t all = lanes;
+  for (size_t i = 0; i < all; ++i) {
+    net::asio::co_spawn(io, open ? run_arrival(load, i) : run_lane(load), lane_done);
+  }
   io.run();
   return std::move(load.answers);
 }

@@ -52,6 +52,9 @@ struct ChatAnswer {
 struct LoadOptions {
   std::string model;  // empty: left out
   size_t concurrency = 1;
+  // Open loop: call i is sent at this time after the start, however many are under way; `concurrency` has no
+  // say. Empty: closed loop, the next call when one of `concurrency` has ended.
+  std::vector<double> arrivals_s = {};
   // Called after each answer, in the order of completion.
   std::function<void(size_t index, const ChatAnswer&)> on_answer;
 };

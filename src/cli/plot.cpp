@@ -163,8 +163,8 @@ std::string series_paths(const Series& series, const Frame& frame, std::string_v
     path += fmt::format("{}{:.1f} {:.1f}", pen_down ? 'L' : 'M', x, y);
     pen_down = true;
     if (series.markers) {
-      marks += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\" fill-opacity=\"{}\"/>\n", x, y,
-                           with, series.line ? "1" : "0.55");
+      marks += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\" fill-opacity=\"{}\"/>\n", x, y,
+                           series.marker_px, with, series.line ? "1" : "0.55");
     }
     if (i < series.error.size() && series.error[i] > 0) {
       marks += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}\" stroke=\"{}\"/>\n", x,

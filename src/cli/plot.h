@@ -18,6 +18,7 @@ struct Series {
   bool markers = true;
   // Vertical bars around the points, or empty.
   std::vector<double> error = {};
+  double marker_px = 3;  // radius
 };
 
 struct Chart {

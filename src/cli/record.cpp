@@ -162,8 +162,14 @@ Status write_activations(const std::string& path, const Served& served, const st
   activations.model_fingerprint = served.fingerprint;
   for (const auto& [index, recorded] : done) {
     const expert::ExpertCounts* decode = recorded.decode ? &*recorded.decode : nullptr;
-    // JOIN: recorded.gates->data is [L, E], the 4th argument (prefill_gate); empty without --gates.
-    if (Status added = activations.append(recorded.prompt, decode, prompts[index].domain); !added) return added;
+    std::span<const float> gate;
+    if (recorded.gates) {
+      if (recorded.gates->layers != recorded.prompt.shape.layers) {
+        return invalid("the server's gate sums are of other layers than its expert counts", "expert_gates");
+      }
+      gate = recorded.gates->data;
+    }
+    if (Status added = activations.append(recorded.prompt, decode, prompts[index].domain, gate); !added) return added;
   }
   return expert::save_activations(activations, path);
 }

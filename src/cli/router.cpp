@@ -36,6 +36,7 @@ struct RouterArguments {
   bool refit = false, manage_workers = false;
   int64_t refit_interval_ms = 5'000, refit_window_ms = 5'000, refit_grace_ms = 30'000, refit_min_requests = 64;
   int64_t seed = 1;
+  bool shuffle_signatures = false;
   int64_t prefix_bytes = 1024;
   int64_t health_interval_ms = 1'000;
   int64_t retries = 2;
@@ -71,6 +72,7 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.real("load_cap", &o.load_cap, 0, 1e9, "locality-band, domain: multiple of the mean load, at least 1; 0: none");
   schema.choice("tie_break", &o.tie_break, {"rotate", "lowest-index", "random"}, "who wins among equals");
   schema.integer("seed", &o.seed, 0, INT64_MAX, "of random choices");
+  schema.flag("shuffle_signatures", &o.shuffle_signatures, "ablation: decide with another request's expert counts");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
   schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
@@ -102,6 +104,7 @@ router::RouterOptions router_options(const RouterArguments& o) {
   out.decode_policy.load_cap = o.load_cap;
   out.decode_policy.tie_break = o.tie_break;
   out.decode_policy.seed = static_cast<uint64_t>(o.seed);
+  out.decode_policy.shuffle_signatures = o.shuffle_signatures;
   out.cohorts = o.cohorts;
   out.refit.on = o.refit;
   out.refit.interval_ms = milliseconds(o.refit_interval_ms);

@@ -12,7 +12,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
@@ -22,6 +21,7 @@
 
 #include "base/config.h"
 #include "cli/commands.h"
+#include "cli/openmp.h"
 #include "cli/terminal.h"
 #include "engine/engine.h"
 #include "engine/model.h"
@@ -113,20 +113,6 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
 void show_progress(const std::string& path, float done) {
   static const bool terminal = isatty(STDERR_FILENO) == 1;
   if (terminal) fmt::print(stderr, "\rloading {}: {:3.0f} %{}", path, done * 100, done >= 1 ? "\n" : "");
-}
-
-// libgomp reads its environment when it is loaded, before main(): the only way to choose its waiting is
-// to start again. Spinning threads of several workers on the same cores cost more than they save.
-void make_openmp_wait_passively() {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
-  setenv("OMP_WAIT_POLICY", "passive", 1);
-  const auto line = read_file("/proc/self/cmdline");
-  if (!line) return;  // not Linux; slower at worst
-  std::string args = *line;
-  std::vector<char*> argv;
-  for (size_t at = 0; at < args.size(); at += std::strlen(args.data() + at) + 1) argv.push_back(args.data() + at);
-  argv.push_back(nullptr);
-  execv("/proc/self/exe", argv.data());
 }
 
 // The io thread and the worker on it. It ends only when all coroutines have, since they refer to the

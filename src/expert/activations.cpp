@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 
 #include "base/config.h"
@@ -12,6 +13,7 @@ namespace kindred::expert {
 namespace {
 
 constexpr std::string_view kActivationsFormat = "kindred.activations.v1";
+constexpr double kGateSlack = 1e-3;  // f32 sums over long prompts
 
 // Rows of one request: every count at most `tokens`, every sum tokens * top_k.
 Status check_rows(const ExpertShape& shape, std::span<const uint32_t> cells, uint64_t tokens, std::string_view what,
@@ -35,10 +37,25 @@ Status check_rows(const ExpertShape& shape, std::span<const uint32_t> cells, uin
   return {};
 }
 
+// Gate sums of one request: T probabilities add up to no more than T, but for rounding.
+Status check_gates(const ExpertShape& shape, std::span<const float> gate, uint64_t tokens, size_t request) {
+  const double most = static_cast<double>(tokens) * (1 + kGateSlack);
+  for (size_t c = 0; c < gate.size(); ++c) {
+    const auto value = static_cast<double>(gate[c]);
+    if (value >= 0 && value <= most) continue;  // false for NaN
+    return invalid(fmt::format("prefill_gate of request {}, layer {}: a gate sum of {}; accepted: 0 to {} (its prompt "
+                               "tokens)",
+                               request, shape.layers[c / shape.experts], value, tokens),
+                   "prefill_gate");
+  }
+  return {};
+}
+
 // [N, L, E] with the N and, once known, the shape of what was read before.
-Result<std::vector<uint32_t>> read_counts(const Safetensors& file, std::string_view name, size_t requests,
-                                          const ExpertShape& shape) {
-  Result<std::vector<uint32_t>> counts = file.read<uint32_t>(name, 3);
+template <class T>
+Result<std::vector<T>> read_cells(const Safetensors& file, std::string_view name, size_t requests,
+                                  const ExpertShape& shape) {
+  Result<std::vector<T>> counts = file.read<T>(name, 3);
   if (!counts) return counts;
   const std::vector<uint64_t>& dims = file.find(name)->shape;
   const std::vector<uint64_t> wanted = {requests, shape.layers.size(), shape.experts};
@@ -87,13 +104,18 @@ Result<Activations> read_activations(const Safetensors& file) {
   if (!decode) return std::move(decode).error();
   out.prompt_tokens = *std::move(prompt);
   out.decode_tokens = *std::move(decode);
-  Result<std::vector<uint32_t>> prefill = read_counts(file, "prefill_counts", out.requests(), out.shape);
+  Result<std::vector<uint32_t>> prefill = read_cells<uint32_t>(file, "prefill_counts", out.requests(), out.shape);
   if (!prefill) return std::move(prefill).error();
   out.prefill_counts = *std::move(prefill);
   if (file.has("decode_counts")) {
-    Result<std::vector<uint32_t>> counts = read_counts(file, "decode_counts", out.requests(), out.shape);
+    Result<std::vector<uint32_t>> counts = read_cells<uint32_t>(file, "decode_counts", out.requests(), out.shape);
     if (!counts) return std::move(counts).error();
     out.decode_counts = *std::move(counts);
+  }
+  if (file.has("prefill_gate")) {
+    Result<std::vector<float>> gate = read_cells<float>(file, "prefill_gate", out.requests(), out.shape);
+    if (!gate) return std::move(gate).error();
+    out.prefill_gate = *std::move(gate);
   }
   Result<std::vector<std::string>> domains = metadata_strings(file, "domains");
   if (!domains) return std::move(domains).error();
@@ -109,7 +131,8 @@ Error in_file(const std::string& path, Error error) {
 
 }  // namespace
 
-Status Activations::append(const ExpertCounts& prefill_of, const ExpertCounts* decode_of, std::string_view domain) {
+Status Activations::append(const ExpertCounts& prefill_of, const ExpertCounts* decode_of, std::string_view domain,
+                           std::span<const float> gate_of) {
   constexpr uint64_t kMostTokens = std::numeric_limits<uint32_t>::max();
   const bool first = requests() == 0;
   const ExpertShape& wanted = first ? prefill_of.shape : shape;
@@ -124,6 +147,12 @@ Status Activations::append(const ExpertCounts& prefill_of, const ExpertCounts* d
   if (!first && domain.empty() == has_domains()) {
     return invalid("domain labels must be there for all requests or for none", "domains");
   }
+  if (!first && gate_of.empty() == has_gates()) {
+    return invalid("gate sums must be there for all requests or for none", "prefill_gate");
+  }
+  if (!gate_of.empty() && gate_of.size() != wanted.cells()) {
+    return invalid(fmt::format("{} gate sums for {} cells", gate_of.size(), wanted.cells()), "prefill_gate");
+  }
   const uint64_t decoded = decode_of == nullptr ? 0 : decode_of->tokens;
   if (prefill_of.tokens == 0 || prefill_of.tokens > kMostTokens || decoded > kMostTokens) {
     return invalid(fmt::format("{} prompt tokens and {} decode tokens", prefill_of.tokens, decoded), "tokens");
@@ -135,6 +164,7 @@ Status Activations::append(const ExpertCounts& prefill_of, const ExpertCounts* d
   if (good.ok() && decode_of != nullptr) {
     good = check_rows(wanted, decode_of->data, decoded, "decode_counts", requests());
   }
+  if (good.ok()) good = check_gates(wanted, gate_of, prefill_of.tokens, requests());
   if (!good) return good;
 
   if (first) shape = prefill_of.shape;
@@ -142,6 +172,7 @@ Status Activations::append(const ExpertCounts& prefill_of, const ExpertCounts* d
   decode_tokens.push_back(static_cast<uint32_t>(decoded));
   prefill_counts.insert(prefill_counts.end(), prefill_of.data.begin(), prefill_of.data.end());
   if (decode_of != nullptr) decode_counts.insert(decode_counts.end(), decode_of->data.begin(), decode_of->data.end());
+  prefill_gate.insert(prefill_gate.end(), gate_of.begin(), gate_of.end());
   if (!domain.empty()) domains.emplace_back(domain);
   return {};
 }
@@ -158,6 +189,9 @@ Status Activations::check() const {
   if (prefill_counts.size() != cells || (has_decode() && decode_counts.size() != cells)) {
     return invalid("counts do not fill [requests, layers, experts]", "prefill_counts");
   }
+  if (has_gates() && prefill_gate.size() != cells) {
+    return invalid("gate sums do not fill [requests, layers, experts]", "prefill_gate");
+  }
   if (has_domains() && domains.size() != requests()) {
     return invalid(fmt::format("{} domain labels for {} requests", domains.size(), requests()), "domains");
   }
@@ -165,6 +199,7 @@ Status Activations::check() const {
     if (prompt_tokens[i] == 0) return invalid(fmt::format("request {} has no prompt tokens", i), "prompt_tokens");
     Status good = check_rows(shape, prefill(i), prompt_tokens[i], "prefill_counts", i);
     if (good.ok() && has_decode()) good = check_rows(shape, decode(i), decode_tokens[i], "decode_counts", i);
+    if (good.ok() && has_gates()) good = check_gates(shape, gate(i), prompt_tokens[i], i);
     if (!good) return good;
   }
   return {};
@@ -200,6 +235,7 @@ Status save_activations(const Activations& activations, const std::string& path)
   }
   writer.tensor<uint32_t>("prefill_counts", dims, activations.prefill_counts);
   if (activations.has_decode()) writer.tensor<uint32_t>("decode_counts", dims, activations.decode_counts);
+  if (activations.has_gates()) writer.tensor<float>("prefill_gate", dims, activations.prefill_gate);
   writer.tensor<uint32_t>("prompt_tokens", {requests}, activations.prompt_tokens);
   writer.tensor<uint32_t>("decode_tokens", {requests}, activations.decode_tokens);
   return write_file(path, writer.finish());

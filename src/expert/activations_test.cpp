@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <limits>
 
 #include "base/config.h"
 #include "base/safetensors.h"
@@ -39,12 +40,15 @@ struct Parts {
   std::vector<uint32_t> decode = {1, 0, 0, 0, 1, 0, /**/ 0, 0, 0, 0, 0, 0};
   std::vector<uint32_t> prompt_tokens = {4, 2};
   std::vector<uint32_t> decode_tokens = {1, 0};
+  std::vector<float> gate = {};
+  std::vector<uint64_t> gate_dims = {2, 2, 3};
 
   std::string bytes() const {
     SafetensorsWriter writer;
     for (const auto& [key, value] : metadata) writer.metadata(key, value);
     writer.tensor<uint32_t>("prefill_counts", dims, prefill);
     if (!decode.empty()) writer.tensor<uint32_t>("decode_counts", dims, decode);
+    if (!gate.empty()) writer.tensor<float>("prefill_gate", gate_dims, gate);
     writer.tensor<uint32_t>("prompt_tokens", {prompt_tokens.size()}, prompt_tokens);
     writer.tensor<uint32_t>("decode_tokens", {decode_tokens.size()}, decode_tokens);
     return writer.finish();
@@ -124,14 +128,53 @@ TEST(Activations, RowErrorNamesRequestAndLayer) {
   EXPECT_NE(got.error().message.find("request 1, layer 2"), std::string::npos) << got.error().message;
 }
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(Activations, GateSumsAreReadAndChecked) {
+  Parts parts;
+  parts.gate = {2.5F, 1, 0.5F, 1, 2, 1, /**/ 0.25F, 0.25F, 1.5F, 2, 0, 0};
+  const auto got = activations_from_bytes(parts.bytes());
+  ASSERT_TRUE(got.ok()) << got.error().message;
+  EXPECT_TRUE(got->has_gates());
+  EXPECT_EQ(got->gate(1)[2], 1.5F);
+  EXPECT_EQ(got->profile(1).gate[2], 1.5F);
+  const auto without = activations_from_bytes(Parts().bytes());
+  EXPECT_FALSE(without->has_gates());
+  EXPECT_TRUE(without->profile(0).gate.empty());
+
+  for (const float bad : {kNan, -0.1F, std::numeric_limits<float>::infinity(), 2.1F}) {
+    Parts bent = parts;
+    bent.gate[9] = bad;
+    const auto refused = activations_from_bytes(bent.bytes());
+    ASSERT_FALSE(refused.ok()) << bad;
+    EXPECT_EQ(refused.error().field, "prefill_gate");
+    EXPECT_NE(refused.error().message.find("request 1, layer 2"), std::string::npos) << refused.error().message;
+    EXPECT_NE(refused.error().message.find("0 to 2"), std::string::npos) << refused.error().message;
+  }
+  parts.gate_dims = {2, 3, 2};
+  const auto shape = activations_from_bytes(parts.bytes());
+  ASSERT_FALSE(shape.ok());
+  EXPECT_NE(shape.error().message.find("[2, 3, 2]"), std::string::npos) << shape.error().message;
+}
+
+TEST(Activations, AllCountsZeroInALayerNamesIt) {
+  Parts parts;
+  std::fill_n(parts.prefill.begin() + 9, 3, 0U);
+  const auto got = activations_from_bytes(parts.bytes());
+  ASSERT_FALSE(got.ok());
+  EXPECT_NE(got.error().message.find("request 1, layer 2: the counts sum to 0"), std::string::npos)
+      << got.error().message;
+}
+
 TEST(Activations, SavesAndLoads) {
   const TemporaryFile file;
-  const Activations made = made_up_activations(9, 3);
+  const Activations made = made_up_activations(9, 3, 1, true);
   ASSERT_TRUE(save_activations(made, file.path()).ok());
   const auto back = load_activations(file.path());
   ASSERT_TRUE(back.ok()) << back.error().message;
   EXPECT_EQ(back->prefill_counts, made.prefill_counts);
   EXPECT_EQ(back->decode_counts, made.decode_counts);
+  EXPECT_EQ(back->prefill_gate, made.prefill_gate);
   EXPECT_EQ(back->prompt_tokens, made.prompt_tokens);
   EXPECT_EQ(back->decode_tokens, made.decode_tokens);
   EXPECT_EQ(back->domains, made.domains);
@@ -163,9 +206,32 @@ TEST(Activations, AppendRefusesWhatDiffersAndKeepsWhatWas) {
   ++bent.tokens;
   EXPECT_FALSE(out.append(bent, nullptr, "code").ok());
   EXPECT_FALSE(out.append(ExpertCounts(shape), nullptr, "code").ok());  // no tokens
+  const std::vector<float> gate(shape.cells(), 1.0F);
+  EXPECT_FALSE(out.append(counts, nullptr, "code", gate).ok());  // gates only for some
   ASSERT_TRUE(out.append(counts, nullptr, "math").ok());
   EXPECT_EQ(out.requests(), 2U);
   EXPECT_TRUE(out.check().ok());
+}
+
+TEST(Activations, AppendTakesGatesForAllOrNone) {
+  Rng rng(1);
+  const ExpertShape shape{.layers = {0, 1}, .experts = 8, .top_k = 2};
+  const ExpertCounts counts = made_up_counts(shape, 0, 12, rng);
+  std::vector<float> gate(shape.cells(), 1.5F);
+  Activations out;
+  ASSERT_TRUE(out.append(counts, nullptr, "code", gate).ok());
+  EXPECT_FALSE(out.append(counts, nullptr, "code").ok());
+  EXPECT_FALSE(out.append(counts, nullptr, "code", std::span(gate).first(8)).ok());
+  gate[11] = kNan;
+  const Status refused = out.append(counts, nullptr, "code", gate);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("request 1, layer 1"), std::string::npos) << refused.error().message;
+  gate[11] = 12;
+  ASSERT_TRUE(out.append(counts, nullptr, "math", gate).ok());
+  EXPECT_EQ(out.prefill_gate.size(), 2 * shape.cells());
+  EXPECT_TRUE(out.check().ok());
+  out.prefill_gate.pop_back();
+  EXPECT_FALSE(out.check().ok());
 }
 
 }  // namespace

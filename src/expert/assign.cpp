@@ -7,11 +7,10 @@
 #include <limits>
 #include <numeric>
 
+#include "expert/residual.h"
+
 namespace kindred::expert {
 namespace {
-
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr uint32_t kNoColumn = std::numeric_limits<uint32_t>::max();
 
 // The residual graph over columns and the rows that realise its edges.
 class Drain {
@@ -24,8 +23,8 @@ class Drain {
         column_(rows_),
         size_(columns_, 0),
         heaps_(columns_ * columns_),
-        weight_(columns_ * columns_, kInfinite),
-        potential_(columns_, 0.0) {}
+        weight_(columns_ * columns_, ResidualPaths::kInfinite),
+        paths_(columns_) {}
 
   std::vector<uint32_t> run() {
     start_at_cheapest();
@@ -93,7 +92,7 @@ class Drain {
         std::pop_heap(heap.begin(), heap.end(), std::greater<>{});
         heap.pop_back();
       }
-      weight_[from * columns_ + to] = heap.empty() ? kInfinite : heap.front().delta;
+      weight_[from * columns_ + to] = heap.empty() ? ResidualPaths::kInfinite : heap.front().delta;
     }
   }
 
@@ -110,49 +109,16 @@ class Drain {
     refresh_edges(to);
   }
 
-  // Dijkstra over reduced costs weight + potential[from] - potential[to], which are never negative but
-  // for rounding (clamped); so the tree is a tree whatever the rounding does.
+  // A column with room can always be reached: a full column has rows, and each row an edge to every
+  // column; the capacities suffice.
   void push_one_from(uint32_t source) {
-    std::vector<double>& distance = distance_;
-    distance.assign(columns_, kInfinite);
-    parent_.assign(columns_, kNoColumn);
-    done_.assign(columns_, 0);
-    distance[source] = 0;
-    uint32_t target = kNoColumn;
-    while (target == kNoColumn) {
-      uint32_t nearest = kNoColumn;
-      for (uint32_t c = 0; c < columns_; ++c) {
-        if (done_[c] == 0 && distance[c] < kInfinite && (nearest == kNoColumn || distance[c] < distance[nearest])) {
-          nearest = c;
-        }
-      }
-      // A column with room can always be reached: a full column has rows, and each row an edge to
-      // every column; the capacities suffice.
-      KINDRED_CHECK(nearest != kNoColumn);
-      done_[nearest] = 1;
-      if (size_[nearest] < capacity_[nearest]) target = nearest;
-      else relax_from(nearest);
-    }
-    for (uint32_t c = 0; c < columns_; ++c) potential_[c] += std::min(distance[c], distance[target]);
-    path_.clear();
-    for (uint32_t c = target; c != source; c = parent_[c]) path_.push_back(c);
+    const auto& path = paths_.search(source, weight_, [&](uint32_t c) { return size_[c] < capacity_[c]; });
+    const uint32_t target = path.front();
     // From the target's end, so that the row that leaves a column is one that was there before: the
     // row that enters it is not yet among its candidates.
-    for (const uint32_t to : path_) move_row(parent_[to], to);
+    for (const uint32_t to : path) move_row(paths_.parent(to), to);
     --size_[source];
     ++size_[target];
-  }
-
-  void relax_from(uint32_t from) {
-    for (uint32_t to = 0; to < columns_; ++to) {
-      const double weight = weight_[from * columns_ + to];
-      if (to == from || done_[to] != 0 || weight == kInfinite) continue;
-      const double through = distance_[from] + std::max(0.0, weight + potential_[from] - potential_[to]);
-      if (through < distance_[to]) {
-        distance_[to] = through;
-        parent_[to] = from;
-      }
-    }
   }
 
   std::span<const double> cost_;
@@ -162,11 +128,7 @@ class Drain {
   std::vector<size_t> size_;      // [columns]
   std::vector<Heap> heaps_;       // [columns, columns]: by (from, to)
   std::vector<double> weight_;    // the heaps' tops
-  std::vector<double> potential_;
-  std::vector<double> distance_;  // scratch of push_one_from, as are the next three
-  std::vector<uint32_t> parent_;
-  std::vector<uint8_t> done_;
-  std::vector<uint32_t> path_;
+  ResidualPaths paths_;
 };
 
 }  // namespace

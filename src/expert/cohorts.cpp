@@ -14,7 +14,6 @@ namespace kindred::expert {
 namespace {
 
 constexpr std::string_view kCohortsFormat = "kindred.cohorts.v1";
-constexpr std::string_view kTransform = "count_idf";
 constexpr double kUnitTolerance = 1e-3;  // of a centroid's norm; files may be written by other tools
 
 Status check_centroids(const CohortData& data, size_t dims) {
@@ -48,9 +47,9 @@ Result<CohortData> read_data(const Safetensors& file) {
   CohortData data;
   const Result<std::string> transform = file.metadata("transform");
   if (!transform) return transform.error();
-  if (*transform != kTransform) {
-    return invalid(fmt::format("transform '{}'; accepted: {}", *transform, kTransform), "transform");
-  }
+  const Result<Transform> parsed = parse_transform(*transform);
+  if (!parsed) return parsed.error();
+  data.transform = *parsed;
   if (Result<std::string> model = file.metadata("model"); model.ok()) data.model = *std::move(model);
   if (Result<std::string> print = file.metadata("model_fingerprint"); print.ok()) {
     data.model_fingerprint = *std::move(print);
@@ -147,7 +146,7 @@ std::string CohortModel::to_bytes() const {
   const uint64_t layers = data_.shape.layers.size();
   SafetensorsWriter writer;
   writer.metadata("format", std::string(kCohortsFormat));
-  writer.metadata("transform", std::string(kTransform));
+  writer.metadata("transform", file_spelling(data_.transform));
   writer.metadata("model", data_.model);
   writer.metadata("model_fingerprint", data_.model_fingerprint);
   writer.metadata("layers", to_json(std::span<const uint32_t>(data_.shape.layers)));
@@ -165,10 +164,15 @@ std::string CohortModel::to_bytes() const {
 
 Status CohortModel::save(const std::string& path) const { return write_file(path, to_bytes()); }
 
-SignatureProblem CohortModel::signature(const ExpertCounts& counts, Signature& out) const {
+SignatureProblem CohortModel::signature(const ExpertCounts& counts, Signature& out, std::span<const float> gate) const {
   if (counts.shape != data_.shape || counts.data.size() != data_.shape.cells()) return SignatureProblem::kShapeMismatch;
-  return build_signature(counts.data, data_.idf, data_.layer_mask, out) ? SignatureProblem::kNone
-                                                                        : SignatureProblem::kZeroVector;
+  if (uses_gates(data_.transform)) {
+    if (gate.empty()) return SignatureProblem::kNoGates;
+    if (gate.size() != data_.shape.cells()) return SignatureProblem::kShapeMismatch;
+  }
+  const PromptProfile profile{.counts = counts.data, .gate = gate};
+  return build_signature(data_.transform, profile, data_.idf, data_.layer_mask, out) ? SignatureProblem::kNone
+                                                                                     : SignatureProblem::kZeroVector;
 }
 
 std::vector<float> CohortModel::similarities(std::span<const float> signature) const {

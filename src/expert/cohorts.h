@@ -3,8 +3,8 @@
 //
 // File (safetensors): centroids f32 [K, D], idf f32 [L, E], layer_mask u8 [L], D = kept layers * E.
 // Metadata (strings): format "kindred.cohorts.v1", model, model_fingerprint, layers (JSON list of model
-// layer indices), experts, top_k, transform ("count_idf"), kept_layers (JSON list, in the order the
-// greedy choice took them), rho (JSON list beside it), seed, samples.
+// layer indices), experts, top_k, transform (transform.h, with underscores: "count_idf"), kept_layers
+// (JSON list, in the order the greedy choice took them), rho (JSON list beside it), seed, samples.
 //
 // Thread-safety: immutable after construction; share it freely.
 #pragma once
@@ -25,6 +25,7 @@ enum class SignatureProblem {
   kNone,
   kShapeMismatch,  // layers, experts or top_k differ from the cohorts'
   kZeroVector,     // every expert the request used in the kept layers has weight 0
+  kNoGates,        // the cohorts were fitted on gate sums, and there are none
 };
 
 // The contents of a cohort file.
@@ -33,12 +34,13 @@ struct CohortData {
   std::string model_fingerprint;  // cohorts hold for this model only; may be empty: unknown
   ExpertShape shape;
   std::vector<float> centroids;         // [K, D], rows of unit length
-  std::vector<float> idf;               // [L, E], >= 0
+  std::vector<float> idf;               // [L, E], >= 0; read only by the transforms with idf
   std::vector<uint8_t> layer_mask;      // [L], 0 or 1
   std::vector<uint32_t> greedy_layers;  // model layer index of each kept layer, in the order chosen
   std::vector<double> rho;              // after each of them; empty if the mask was not fitted
   uint64_t seed = 0;
   uint64_t samples = 0;  // requests fitted on
+  Transform transform = Transform::kCountIdf;
 };
 
 class CohortModel {
@@ -57,8 +59,9 @@ class CohortModel {
   const CohortData& data() const { return data_; }
   std::span<const float> centroid(size_t k) const { return {data_.centroids.data() + k * dims_, dims_}; }
 
-  // Writes the request's signature to `out`, which is only meaningful for kNone.
-  SignatureProblem signature(const ExpertCounts& counts, Signature& out) const;
+  // Writes the request's signature to `out`, which is only meaningful for kNone. `gate`: [L * E], or empty:
+  // not known, which only matters to the transforms with gates.
+  SignatureProblem signature(const ExpertCounts& counts, Signature& out, std::span<const float> gate = {}) const;
 
   // Cosine to each centroid, [K]. `signature`: dims() floats of unit length.
   std::vector<float> similarities(std::span<const float> signature) const;

@@ -75,6 +75,41 @@ TEST(CohortModel, SaysWhyThereIsNoSignature) {
   EXPECT_EQ(model->signature(cut, signature), SignatureProblem::kShapeMismatch);
 }
 
+TEST(CohortModel, GateTransformsNeedGates) {
+  CohortData data = sample();
+  data.transform = Transform::kGateIdf;
+  const auto model = CohortModel::make(data);
+  ASSERT_TRUE(model.ok());
+  ExpertCounts counts(sample().shape);
+  counts.tokens = 4;
+  counts.data = {4, 0, 1, 3, 2, 2};
+  Signature signature;
+  EXPECT_EQ(model->signature(counts, signature), SignatureProblem::kNoGates);
+  const std::vector<float> gate = {3, 1, 2, 2, 1, 3};
+  EXPECT_EQ(model->signature(counts, signature, std::span(gate).first(4)), SignatureProblem::kShapeMismatch);
+  ASSERT_EQ(model->signature(counts, signature, gate), SignatureProblem::kNone);
+  const double norm = std::sqrt(9 + 0.25 + 4 + 9);  // gate * idf = 3, 0.5, -, -, 2, 3
+  EXPECT_NEAR(signature[1], 0.5 / norm, 1e-6);
+  EXPECT_NEAR(signature[3], 3 / norm, 1e-6);
+}
+
+TEST(CohortModel, EveryTransformGoesThroughTheFile) {
+  for (const Transform transform : kTransforms) {
+    CohortData data = sample();
+    data.transform = transform;
+    const std::string bytes = CohortModel::make(data)->to_bytes();
+    EXPECT_NE(bytes.find('"' + file_spelling(transform) + '"'), std::string::npos);
+    const auto back = CohortModel::from_bytes(bytes);
+    ASSERT_TRUE(back.ok()) << back.error().message;
+    EXPECT_EQ(back->data().transform, transform);
+  }
+  std::string bytes = CohortModel::make(sample())->to_bytes();
+  bytes.replace(bytes.find("count_idf"), 9, "count_xyz");
+  const auto refused = CohortModel::from_bytes(bytes);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("count_xyz"), std::string::npos);
+}
+
 TEST(CohortModel, RefusesWhatDoesNotFitTogether) {
   const std::vector<std::pair<const char*, std::function<void(CohortData&)>>> changes = {
       {"no layers", [](CohortData& d) { d.shape.layers.clear(); }},
@@ -150,6 +185,15 @@ TEST(Kmeans, SameSeedSameResult) {
   EXPECT_EQ(a->assignment, b->assignment);
 }
 
+TEST(Kmeans, TellsOfItsProgress) {
+  const std::vector<float> data = {1, 0, 0, 1, 1, 0};
+  std::vector<size_t> heard;
+  ASSERT_TRUE(balanced_spherical_kmeans(
+                  {data, 2}, {.clusters = 2, .restarts = 3, .on_restart = [&](size_t done) { heard.push_back(done); }})
+                  .ok());
+  EXPECT_EQ(heard, (std::vector<size_t>{1, 2, 3}));
+}
+
 TEST(Kmeans, IdenticalPointsAndTinySets) {
   const std::vector<float> same = {1, 0, 1, 0, 1, 0, 1, 0};
   const auto got = balanced_spherical_kmeans({same, 2}, {.clusters = 4});
@@ -160,6 +204,46 @@ TEST(Kmeans, IdenticalPointsAndTinySets) {
   EXPECT_NEAR(got->cost, 0, 1e-6);
   const std::vector<float> one = {0, 1};
   EXPECT_TRUE(balanced_spherical_kmeans({one, 2}, {.clusters = 1}).ok());
+}
+
+TEST(Kmeans, WithoutBalanceEachPointIsInItsNearestCluster) {
+  // Ten points on one axis, two on another: balance would split the ten.
+  std::vector<float> data;
+  for (int i = 0; i < 12; ++i) data.insert(data.end(), {i < 10 ? 1.0F : 0.0F, i < 10 ? 0.0F : 1.0F});
+  const auto vanilla = balanced_spherical_kmeans({data, 2}, {.clusters = 2, .capacity = {.balance = Balance::kNone}});
+  ASSERT_TRUE(vanilla.ok());
+  EXPECT_NEAR(vanilla->cost, 0, 1e-6);
+  EXPECT_EQ(std::count(vanilla->assignment.begin(), vanilla->assignment.end(), vanilla->assignment[0]), 10);
+  const auto balanced = balanced_spherical_kmeans({data, 2}, {.clusters = 2});
+  EXPECT_EQ(std::count(balanced->assignment.begin(), balanced->assignment.end(), 0U), 6);
+  EXPECT_GT(balanced->cost, 0.1);
+}
+
+TEST(Kmeans, BalancesWork) {
+  // Two blobs of 30; the points of the first weigh five times as much.
+  Rng rng(2);
+  const std::vector<float> data = blobs(2, 30, 4, rng);
+  std::vector<uint32_t> weights(60);
+  for (size_t i = 0; i < 60; ++i) weights[i] = i % 2 == 0 ? 50 : 10;
+  const auto got = balanced_spherical_kmeans(
+      {data, 4}, {.clusters = 4, .capacity = {.balance = Balance::kWork, .weights = weights, .tolerance = 0.1}});
+  ASSERT_TRUE(got.ok()) << got.error().message;
+  std::vector<uint32_t> work(4, 0);
+  for (size_t i = 0; i < 60; ++i) work[got->assignment[i]] += weights[i];
+  for (const uint32_t w : work) EXPECT_LE(w, 1800 / 4 * 1.1);
+}
+
+TEST(Kmeans, RefusesWeightsThatDoNotFit) {
+  const std::vector<float> data = {1, 0, 0, 1};
+  const std::vector<uint32_t> zero = {1, 0}, one = {1}, good = {1, 1};
+  const auto fits = [&](const std::vector<uint32_t>& weights, double tolerance) {
+    return kmeans_from({data, 2}, {1, 0}, 5, {Balance::kWork, weights, tolerance}).ok();
+  };
+  EXPECT_TRUE(fits(good, 0));
+  EXPECT_FALSE(fits(zero, 0));
+  EXPECT_FALSE(fits(one, 0));
+  EXPECT_FALSE(fits(good, -0.1));
+  EXPECT_FALSE(fits(good, std::numeric_limits<double>::quiet_NaN()));
 }
 
 TEST(Kmeans, RefusesWhatCannotBe) {

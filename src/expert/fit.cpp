@@ -6,7 +6,6 @@
 #include <map>
 
 #include "base/rng.h"
-#include "expert/kmeans.h"
 #include "expert/signature.h"
 #include "expert/union_model.h"
 
@@ -17,15 +16,14 @@ namespace {
 constexpr size_t kLeastMaskRequests = 3;
 
 Status check_options(const Activations& activations, const FitOptions& options) {
-  const size_t requests = activations.requests();
-  if (requests == 0) return invalid("no requests to fit on");
-  if (options.workers == 0 || options.workers > requests) {
-    return invalid(
-        fmt::format("{} workers need at least one recorded request each; the file has {}", options.workers, requests),
-        "workers");
-  }
-  if (options.batch == 0) return invalid("batch is 0; accepted: 1 or more", "batch");
+  if (activations.requests() == 0) return invalid("no requests to fit on");
   if (options.pairs == 0) return invalid("pairs is 0; accepted: 1 or more", "pairs");
+  if (uses_gates(options.transform) && !activations.has_gates()) {
+    return invalid(fmt::format("transform '{}' needs gate sums, and none were recorded (no prefill_gate); record with "
+                               "gates, or take count, count-idf, log-count or binary",
+                               to_string(options.transform)),
+                   "transform");
+  }
   if (!options.all_layers && !activations.has_decode()) {
     return invalid(
         "no decode counts were recorded, and choosing layers needs them (it asks which layers of the prompt foretell "
@@ -33,6 +31,25 @@ Status check_options(const Activations& activations, const FitOptions& options) 
         "decode_counts");
   }
   return {};
+}
+
+Status check_cohorts(const Activations& activations, const FitOptions& options) {
+  const size_t requests = activations.requests();
+  if (options.workers == 0 || options.workers > requests) {
+    return invalid(
+        fmt::format("{} workers need at least one recorded request each; the file has {}", options.workers, requests),
+        "workers");
+  }
+  if (options.batch == 0) return invalid("batch is 0; accepted: 1 or more", "batch");
+  if (!(options.tolerance >= 0 && options.tolerance <= 1)) {
+    return invalid(fmt::format("tolerance is {}; accepted: 0 to 1", options.tolerance), "tolerance");
+  }
+  return {};
+}
+
+std::vector<float> idf_of_recording(const Activations& activations) {
+  return inverse_document_frequency(document_frequency(activations.prefill_counts, activations.shape.cells()),
+                                    activations.requests());
 }
 
 Result<LayerMask> choose_layers(const Activations& activations, std::span<const float> idf, const FitOptions& options) {
@@ -65,7 +82,9 @@ Result<LayerMask> choose_layers(const Activations& activations, std::span<const 
                          .decode_counts = activations.decode_counts,
                          .idf = idf,
                          .layers = layers,
-                         .experts = activations.shape.experts},
+                         .experts = activations.shape.experts,
+                         .transform = options.transform,
+                         .prefill_gate = activations.prefill_gate},
                         pairs);
 }
 
@@ -74,11 +93,12 @@ struct SignatureSet {
   std::vector<uint32_t> requests;  // those with a signature
 };
 
-SignatureSet signatures_of(const Activations& activations, std::span<const float> idf, std::span<const uint8_t> mask) {
+SignatureSet signatures_of(const Activations& activations, std::span<const float> idf, std::span<const uint8_t> mask,
+                           Transform transform) {
   SignatureSet set;
   Signature signature;
   for (uint32_t i = 0; i < activations.requests(); ++i) {
-    if (!build_signature(activations.prefill(i), idf, mask, signature)) continue;
+    if (!build_signature(transform, activations.profile(i), idf, mask, signature)) continue;
     set.data.insert(set.data.end(), signature.begin(), signature.end());
     set.requests.push_back(i);
   }
@@ -100,6 +120,7 @@ Result<CohortModel> make_model(const Activations& activations, std::vector<float
   }
   data.seed = options.seed;
   data.samples = activations.requests();
+  data.transform = options.transform;
   return CohortModel::make(std::move(data));
 }
 
@@ -160,26 +181,60 @@ void summarise_unions(const Activations& activations, uint32_t batch, FitReport&
   }
 }
 
+uint32_t work_of(const Activations& activations, size_t request) {
+  return std::max(1U, activations.decode_tokens[request]);
+}
+
+// The share of the mean that the largest has.
+double most_of_mean(const std::vector<CohortSummary>& cohorts, const auto& value) {
+  double sum = 0, most = 0;
+  for (const CohortSummary& cohort : cohorts) {
+    sum += static_cast<double>(value(cohort));
+    most = std::max(most, static_cast<double>(value(cohort)));
+  }
+  return sum > 0 ? most * static_cast<double>(cohorts.size()) / sum : 0;
+}
+
+void summarise_loads(const Activations& activations, std::span<const uint32_t> requests,
+                     std::span<const uint32_t> clusters, FitReport& report) {
+  report.assignment.assign(activations.requests(), kNoCohort);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    report.assignment[requests[i]] = clusters[i];
+    CohortSummary& cohort = report.cohorts[clusters[i]];
+    ++cohort.requests;
+    cohort.work += work_of(activations, requests[i]);
+  }
+  report.most_requests = most_of_mean(report.cohorts, [](const CohortSummary& cohort) { return cohort.requests; });
+  report.most_work = most_of_mean(report.cohorts, [](const CohortSummary& cohort) { return cohort.work; });
+  report.zero_signatures = static_cast<uint32_t>(activations.requests() - requests.size());
+}
+
 }  // namespace
 
 Result<FitReport> fit_cohorts(const Activations& activations, const FitOptions& options) {
   if (Status good = check_options(activations, options); !good) return std::move(good).error();
-  std::vector<float> idf = inverse_document_frequency(
-      document_frequency(activations.prefill_counts, activations.shape.cells()), activations.requests());
+  if (Status good = check_cohorts(activations, options); !good) return std::move(good).error();
+  std::vector<float> idf = idf_of_recording(activations);
   Result<LayerMask> mask = choose_layers(activations, idf, options);
   if (!mask) return std::move(mask).error();
 
-  const SignatureSet signatures = signatures_of(activations, idf, mask->mask);
+  SignatureSet signatures = signatures_of(activations, idf, mask->mask, options.transform);
   if (signatures.requests.size() < options.workers) {
     return invalid(fmt::format("only {} of {} requests can be told apart by the experts they use, fewer than the {} "
                                "workers; record more varied prompts",
                                signatures.requests.size(), activations.requests(), options.workers),
                    "workers");
   }
+  std::vector<uint32_t> work;
+  for (const uint32_t i : signatures.requests) work.push_back(work_of(activations, i));
   const size_t dims = mask->kept * activations.shape.experts;
   Result<Clustering> clusters = balanced_spherical_kmeans(
       {signatures.data, dims},
-      {.clusters = options.workers, .restarts = std::max(1U, options.restarts), .seed = options.seed});
+      {.clusters = options.workers,
+       .restarts = std::max(1U, options.restarts),
+       .seed = options.seed,
+       .capacity = {.balance = options.balance, .weights = work, .tolerance = options.tolerance},
+       .on_restart = options.on_restart});
   if (!clusters) return std::move(clusters).error();
   Result<CohortModel> model = make_model(activations, std::move(idf), *mask, std::move(clusters->centroids), options);
   if (!model) return std::move(model).error();
@@ -187,16 +242,37 @@ Result<FitReport> fit_cohorts(const Activations& activations, const FitOptions& 
   FitReport report{.model = *std::move(model)};
   report.mask = *std::move(mask);
   report.cost = clusters->cost;
-  report.assignment.assign(activations.requests(), kNoCohort);
   report.cohorts.resize(options.workers);
-  for (size_t i = 0; i < signatures.requests.size(); ++i) {
-    report.assignment[signatures.requests[i]] = clusters->assignment[i];
-    ++report.cohorts[clusters->assignment[i]].requests;
-  }
-  report.zero_signatures = static_cast<uint32_t>(activations.requests() - signatures.requests.size());
+  summarise_loads(activations, signatures.requests, clusters->assignment, report);
   summarise_domains(activations, report);
   summarise_unions(activations, options.batch, report);
+  report.signatures = std::move(signatures.data);
   return report;
+}
+
+Result<std::vector<TransformScore>> compare_transforms(const Activations& activations, const FitOptions& options,
+                                                       const std::function<void(size_t, size_t)>& on_done) {
+  FitOptions each = options;
+  each.all_layers = false;
+  each.transform = Transform::kCount;
+  if (Status good = check_options(activations, each); !good) return std::move(good).error();
+  std::vector<Transform> allowed;
+  for (const Transform transform : kTransforms) {
+    if (!uses_gates(transform) || activations.has_gates()) allowed.push_back(transform);
+  }
+  const std::vector<float> idf = idf_of_recording(activations);
+  std::vector<TransformScore> scores;
+  for (const Transform transform : allowed) {
+    each.transform = transform;
+    Result<LayerMask> mask = choose_layers(activations, idf, each);
+    if (!mask) return std::move(mask).error();
+    scores.push_back({transform, *std::move(mask)});
+    if (on_done) on_done(scores.size(), allowed.size());
+  }
+  std::stable_sort(scores.begin(), scores.end(), [](const TransformScore& a, const TransformScore& b) {
+    return a.mask.peak_rho() > b.mask.peak_rho();
+  });
+  return scores;
 }
 
 }  // namespace kindred::expert

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/rng.h"
 #include "expert/assign.h"
+#include "expert/assign_weighted.h"
 #include "expert/signature.h"
 
 namespace kindred::expert {
@@ -15,6 +17,7 @@ namespace {
 // numpy.allclose's defaults, the reference's convergence test.
 constexpr float kAbsolute = 1e-8F;
 constexpr float kRelative = 1e-5F;
+constexpr double kMostTolerance = 1000;  // beyond any number of clusters that such a cap could matter to
 
 bool normalise(std::span<float> row) {
   double norm = 0;
@@ -38,6 +41,44 @@ std::vector<double> cosine_distances(const Points& points, std::span<const float
 
 std::vector<uint32_t> equal_caps(size_t points, size_t clusters) {
   return std::vector<uint32_t>(clusters, static_cast<uint32_t>((points + clusters - 1) / clusters));
+}
+
+// The assignment step: fills `assignment` and returns its cost. Ties go to the lower cluster.
+double assign_points(std::span<const double> costs, size_t clusters, const Capacity& capacity,
+                     std::vector<uint32_t>& assignment) {
+  const size_t size = costs.size() / clusters;
+  if (capacity.balance == Balance::kWork) {
+    const uint64_t sum = std::accumulate(capacity.weights.begin(), capacity.weights.end(), uint64_t{0});
+    const uint64_t least = (sum + clusters - 1) / clusters;
+    const double share = static_cast<double>(sum) / static_cast<double>(clusters) * (1 + capacity.tolerance);
+    Result<WeightedAssignment> assigned =
+        assign_weighted(costs, capacity.weights, clusters, std::max(least, static_cast<uint64_t>(share)));
+    KINDRED_CHECK(assigned.ok());  // kmeans_from has checked the weights
+    assignment = std::move(assigned->column);
+    return assigned->total;
+  }
+  const std::vector<uint32_t> caps = capacity.balance == Balance::kCount
+                                         ? equal_caps(size, clusters)
+                                         : std::vector<uint32_t>(clusters, static_cast<uint32_t>(size));
+  Result<Assignment> optimum = assign_rows(costs, caps);
+  KINDRED_CHECK(optimum.ok());  // finite costs, and caps that hold all points
+  assignment = std::move(optimum->column);
+  return optimum->total;
+}
+
+Status check_capacity(const Points& points, const Capacity& capacity) {
+  if (capacity.balance != Balance::kWork) return {};
+  if (capacity.weights.size() != points.size()) {
+    return invalid(fmt::format("k-means: {} weights for {} points", capacity.weights.size(), points.size()), "weights");
+  }
+  if (std::find(capacity.weights.begin(), capacity.weights.end(), 0U) != capacity.weights.end()) {
+    return invalid("k-means: a weight is 0; accepted: 1 or more", "weights");
+  }
+  if (!(capacity.tolerance >= 0 && capacity.tolerance <= kMostTolerance)) {
+    return invalid(fmt::format("k-means: tolerance {}; accepted: 0 to {}", capacity.tolerance, kMostTolerance),
+                   "tolerance");
+  }
+  return {};
 }
 
 bool settled(std::span<const float> before, std::span<const float> after) {
@@ -77,12 +118,19 @@ std::vector<float> draw_starts(const Points& points, size_t clusters, Rng& rng) 
 
 }  // namespace
 
-double kmeans_step(const Points& points, std::vector<float>& centroids, std::vector<uint32_t>& assignment) {
+std::string_view to_string(Balance balance) {
+  switch (balance) {
+    case Balance::kNone: return "none";
+    case Balance::kCount: return "count";
+    case Balance::kWork: return "work";
+  }
+  return "";
+}
+
+double kmeans_step(const Points& points, std::vector<float>& centroids, std::vector<uint32_t>& assignment,
+                   const Capacity& capacity) {
   const size_t clusters = centroids.size() / points.dims;
-  const std::vector<double> cost = cosine_distances(points, centroids);
-  Result<Assignment> optimum = assign_rows(cost, equal_caps(points.size(), clusters));
-  KINDRED_CHECK(optimum.ok());  // finite costs, and caps that hold all points
-  assignment = std::move(optimum->column);
+  const double cost = assign_points(cosine_distances(points, centroids), clusters, capacity, assignment);
 
   std::vector<double> sums(centroids.size(), 0.0);
   for (size_t i = 0; i < points.size(); ++i) {
@@ -98,10 +146,11 @@ double kmeans_step(const Points& points, std::vector<float>& centroids, std::vec
     const double scale = 1.0 / std::sqrt(norm);
     for (size_t j = 0; j < points.dims; ++j) centroids[k * points.dims + j] = static_cast<float>(sum[j] * scale);
   }
-  return optimum->total;
+  return cost;
 }
 
-Result<Clustering> kmeans_from(const Points& points, std::vector<float> centroids, uint32_t max_iterations) {
+Result<Clustering> kmeans_from(const Points& points, std::vector<float> centroids, uint32_t max_iterations,
+                               const Capacity& capacity) {
   const size_t dims = points.dims;
   if (dims == 0 || points.data.empty() || points.data.size() % dims != 0) return invalid("k-means: no points");
   if (centroids.empty() || centroids.size() % dims != 0) return invalid("k-means: no centroids of the points' length");
@@ -110,6 +159,7 @@ Result<Clustering> kmeans_from(const Points& points, std::vector<float> centroid
       !std::all_of(centroids.begin(), centroids.end(), finite)) {
     return invalid("k-means: a coordinate is not finite");
   }
+  if (Status good = check_capacity(points, capacity); !good) return std::move(good).error();
   for (size_t begin = 0; begin < centroids.size(); begin += dims) normalise({centroids.data() + begin, dims});
 
   Clustering result;
@@ -117,7 +167,7 @@ Result<Clustering> kmeans_from(const Points& points, std::vector<float> centroid
   std::vector<float> before;
   while (!result.converged && result.iterations < max_iterations) {
     before = result.centroids;
-    kmeans_step(points, result.centroids, result.assignment);
+    kmeans_step(points, result.centroids, result.assignment, capacity);
     ++result.iterations;
     result.converged = settled(before, result.centroids);
   }
@@ -139,9 +189,14 @@ Result<Clustering> balanced_spherical_kmeans(const Points& points, const KmeansO
                    "clusters");
   }
   Rng rng(options.seed);
-  Result<Clustering> best = kmeans_from(points, draw_starts(points, options.clusters, rng), options.max_iterations);
+  const auto start = [&] {
+    return kmeans_from(points, draw_starts(points, options.clusters, rng), options.max_iterations, options.capacity);
+  };
+  Result<Clustering> best = start();
+  if (options.on_restart) options.on_restart(1);
   for (uint32_t restart = 1; restart < options.restarts && best.ok(); ++restart) {
-    Result<Clustering> other = kmeans_from(points, draw_starts(points, options.clusters, rng), options.max_iterations);
+    Result<Clustering> other = start();
+    if (options.on_restart) options.on_restart(restart + 1);
     if (other.ok() && other->cost < best->cost) best = std::move(other);
   }
   return best;

@@ -64,13 +64,11 @@ struct PairSums {
 PairSums layer_sums(const MaskSample& sample, std::span<const RequestPair> pairs, size_t layer) {
   const size_t cells = sample.layers * sample.experts;
   const size_t requests = sample.prefill_counts.size() / cells;
-  const float* idf = sample.idf.data() + layer * sample.experts;
   std::vector<float> signal(requests * sample.experts);
   std::vector<double> norms(requests);
   for (size_t i = 0; i < requests; ++i) {
-    const uint32_t* counts = sample.prefill_counts.data() + i * cells + layer * sample.experts;
     float* row = signal.data() + i * sample.experts;
-    for (size_t e = 0; e < sample.experts; ++e) row[e] = static_cast<float>(counts[e]) * idf[e];
+    transform_cells(sample.transform, sample.profile(i), sample.idf, layer * sample.experts, {row, sample.experts});
     norms[i] = dot_wide(row, row, sample.experts);
   }
   PairSums sums(pairs.size());
@@ -127,16 +125,20 @@ std::vector<float> inverse_document_frequency(std::span<const uint32_t> df, size
 
 bool build_signature(std::span<const uint32_t> counts, std::span<const float> idf, std::span<const uint8_t> layer_mask,
                      Signature& out) {
-  KINDRED_CHECK(!layer_mask.empty() && counts.size() == idf.size() && counts.size() % layer_mask.size() == 0);
-  const size_t experts = counts.size() / layer_mask.size();
+  return build_signature(Transform::kCountIdf, {.counts = counts}, idf, layer_mask, out);
+}
+
+bool build_signature(Transform transform, const PromptProfile& profile, std::span<const float> idf,
+                     std::span<const uint8_t> layer_mask, Signature& out) {
+  const size_t cells = uses_gates(transform) ? profile.gate.size() : profile.counts.size();
+  KINDRED_CHECK(!layer_mask.empty() && cells % layer_mask.size() == 0 && (!uses_idf(transform) || cells == idf.size()));
+  const size_t experts = cells / layer_mask.size();
   out.clear();
   for (size_t l = 0; l < layer_mask.size(); ++l) {
     if (layer_mask[l] == 0) continue;
     const size_t begin = out.size();
     out.resize(begin + experts);
-    for (size_t e = 0; e < experts; ++e) {
-      out[begin + e] = static_cast<float>(counts[l * experts + e]) * idf[l * experts + e];
-    }
+    transform_cells(transform, profile, idf, l * experts, {out.data() + begin, experts});
   }
   const auto norm = static_cast<float>(std::sqrt(dot_wide(out.data(), out.data(), out.size())));
   const float scale = 1.0F / std::max(norm, kLeastNorm);
@@ -161,6 +163,7 @@ LayerMask fit_layer_mask(const MaskSample& sample, std::span<const RequestPair> 
   KINDRED_CHECK(layers > 0 && sample.experts > 0 && !pairs.empty());
   KINDRED_CHECK(sample.idf.size() == layers * sample.experts);
   KINDRED_CHECK(sample.prefill_counts.size() == sample.decode_counts.size());
+  KINDRED_CHECK(!uses_gates(sample.transform) || sample.prefill_gate.size() == sample.decode_counts.size());
   std::vector<std::pair<double, uint32_t>> scratch;
   const std::vector<double> target = target_ranks(sample, pairs, scratch);
   std::vector<PairSums> per_layer;

@@ -1,5 +1,6 @@
-// From expert counts to a signature: count times idf, only the layers of the mask, then one L2 norm
-// over all of them. Two requests with close signatures tend to use the same experts in decode.
+// From expert counts to a signature: a transform (count times idf, unless another is asked for), only the
+// layers of the mask, then one L2 norm over all of them. Two requests with close signatures tend to use
+// the same experts in decode.
 //
 // Reference: casys-kaist/ELDR eldr/experiments/runner/fit.py (idf, greedy_mask) and
 // eldr/serving/clustering.py (build_signature).
@@ -15,6 +16,7 @@
 
 #include "base/rng.h"
 #include "expert/inner_product.h"
+#include "expert/transform.h"
 
 namespace kindred::expert {
 
@@ -31,6 +33,9 @@ std::vector<float> inverse_document_frequency(std::span<const uint32_t> df, size
 // needed. False: the result is the zero vector.
 bool build_signature(std::span<const uint32_t> counts, std::span<const float> idf, std::span<const uint8_t> layer_mask,
                      Signature& out);
+// The same under any transform; `profile` must hold what it needs.
+bool build_signature(Transform transform, const PromptProfile& profile, std::span<const float> idf,
+                     std::span<const uint8_t> layer_mask, Signature& out);
 
 using RequestPair = std::pair<uint32_t, uint32_t>;
 
@@ -54,6 +59,14 @@ struct MaskSample {
   std::span<const uint32_t> decode_counts;   // [N, L, E]
   std::span<const float> idf;                // [L, E]
   size_t layers = 0, experts = 0;
+  Transform transform = Transform::kCountIdf;
+  std::span<const float> prefill_gate = {};  // [N, L, E], for the transforms that use gates
+
+  PromptProfile profile(size_t i) const {
+    const size_t cells = layers * experts;
+    return {.counts = prefill_counts.subspan(i * cells, cells),
+            .gate = prefill_gate.empty() ? prefill_gate : prefill_gate.subspan(i * cells, cells)};
+  }
 };
 
 // Adds layers one by one, each time the one that makes the distances between masked signatures agree

@@ -28,7 +28,18 @@ inline ExpertCounts made_up_counts(const ExpertShape& shape, uint32_t domain, ui
   return counts;
 }
 
-inline Activations made_up_activations(size_t requests, uint32_t domains, uint64_t seed = 1) {
+// What a softmax gate that chose those experts might have added up to: most of the mass where the counts
+// are, the rest spread evenly.
+inline std::vector<float> made_up_gates(const ExpertCounts& counts) {
+  std::vector<float> gate;
+  const float rest = 0.2F * static_cast<float>(counts.tokens) / static_cast<float>(counts.shape.experts);
+  for (const uint32_t count : counts.data) {
+    gate.push_back(0.8F * static_cast<float>(count) / static_cast<float>(counts.shape.top_k) + rest);
+  }
+  return gate;
+}
+
+inline Activations made_up_activations(size_t requests, uint32_t domains, uint64_t seed = 1, bool gates = false) {
   Rng rng(seed);
   Activations out;
   out.model = "made-up";
@@ -38,7 +49,8 @@ inline Activations made_up_activations(size_t requests, uint32_t domains, uint64
     const auto domain = static_cast<uint32_t>(i % domains);
     const ExpertCounts prefill = made_up_counts(shape, domain, 20 + static_cast<uint32_t>(rng.below(30)), rng);
     const ExpertCounts decode = made_up_counts(shape, domain, 10 + static_cast<uint32_t>(rng.below(10)), rng);
-    KINDRED_CHECK(out.append(prefill, &decode, "domain " + std::to_string(domain)).ok());
+    const std::vector<float> gate = gates ? made_up_gates(prefill) : std::vector<float>();
+    KINDRED_CHECK(out.append(prefill, &decode, "domain " + std::to_string(domain), gate).ok());
   }
   return out;
 }

@@ -8,6 +8,7 @@
 #include "policy/band.h"
 #include "policy/chooser.h"
 #include "policy/domain.h"
+#include "policy/shuffled.h"
 
 namespace kindred::policy {
 namespace {
@@ -156,6 +157,7 @@ class LocalityBand final : public LoadPolicy {
       case expert::SignatureProblem::kNone: break;
       case expert::SignatureProblem::kShapeMismatch: return FallbackReason::kShapeMismatch;
       case expert::SignatureProblem::kZeroVector: return FallbackReason::kZeroSignature;
+      case expert::SignatureProblem::kNoGates: return FallbackReason::kNoGates;
     }
     const std::vector<float> similarities = cohorts.similarities(signature_);
     decision.scores.reserve(snapshot.workers.size());
@@ -179,7 +181,9 @@ Error wrong(std::string_view field, std::string_view given, std::string_view acc
 
 std::span<const std::string_view> decode_policy_names() { return kNames; }
 
-Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptions& options) {
+namespace {
+
+Result<std::unique_ptr<DecodePolicy>> make_plain(const DecodePolicyOptions& options) {
   using Made = std::unique_ptr<DecodePolicy>;
   const Result<TieBreak> tie_break = parse_tie_break(options.tie_break);
   if (!tie_break) return tie_break.error();
@@ -195,6 +199,14 @@ Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptio
   if (options.name == kRoundRobinName) return Made(std::make_unique<RoundRobin>(kRoundRobinName, chooser));
   if (options.name == kDomainName) return Made(std::make_unique<DomainPolicy>(chooser, options.load_cap));
   return wrong("name", options.name, fmt::format("{}", fmt::join(kNames, ", ")));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptions& options) {
+  Result<std::unique_ptr<DecodePolicy>> made = make_plain(options);
+  if (!made || !options.shuffle_signatures) return made;
+  return std::unique_ptr<DecodePolicy>(std::make_unique<ShuffledSignatures>(std::move(*made), options.seed));
 }
 
 }  // namespace kindred::policy

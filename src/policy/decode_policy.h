@@ -55,6 +55,7 @@ struct DecodePolicyOptions {
   double load_cap = 1.25;            // locality-band, domain: multiple of the mean load, >= 1; 0 or inf: none
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;                 // of the generator behind random choices
+  bool shuffle_signatures = false;   // ablation: decide with another request's counts (policy/shuffled.h)
 };
 
 // Error: kInvalid, naming the option and the accepted values.

@@ -195,6 +195,11 @@ TEST(LocalityBandPolicy, DegradesToLoadWithAReason) {
   EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &counts, .model_fingerprint = "g"}), FallbackReason::kOtherModel);
   EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &other}), FallbackReason::kShapeMismatch);
   EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &nothing}), FallbackReason::kZeroSignature);
+  expert::CohortData on_gates = cohorts.data();
+  on_gates.transform = expert::Transform::kGate;
+  const auto gate_cohorts = expert::CohortModel::make(std::move(on_gates));
+  ASSERT_TRUE(gate_cohorts.ok());
+  EXPECT_EQ(fallback({workers, &*gate_cohorts}, {.counts = &counts}), FallbackReason::kNoGates);
   for (const int32_t none : {3, -1}) {
     for (WorkerView& worker : workers) worker.cohort = none;
     EXPECT_EQ(fallback({workers, &cohorts}, {.counts = &counts}), FallbackReason::kCohortWorkerMismatch);

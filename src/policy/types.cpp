@@ -29,6 +29,7 @@ std::string_view to_string(FallbackReason reason) {
     case FallbackReason::kShapeMismatch: return "shape_mismatch";
     case FallbackReason::kZeroSignature: return "zero_signature";
     case FallbackReason::kCohortWorkerMismatch: return "cohort_worker_mismatch";
+    case FallbackReason::kNoGates: return "no_gates";
     case FallbackReason::kNoLabel: return "no_label";
     case FallbackReason::kTooManyLabels: return "too_many_labels";
   }

@@ -36,10 +36,11 @@ enum class FallbackReason {
   kShapeMismatch,         // layers, experts or top_k differ from the cohorts'
   kZeroSignature,         // no expert of the kept layers tells this prompt apart
   kCohortWorkerMismatch,  // no available worker has a cohort
+  kNoGates,               // the cohorts were fitted on gate sums, which the prefill reply does not carry
   kNoLabel,               // domain: the request carries no label
   kTooManyLabels,         // domain: a label beyond those that are remembered
 };
-inline constexpr size_t kFallbackReasons = 9;
+inline constexpr size_t kFallbackReasons = 10;
 
 // What settled the choice.
 enum class Reason {
