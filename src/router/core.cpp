@@ -143,6 +143,12 @@ Status Core::prepare_refit() {
         fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", decode_policy->name()),
         "refit");
   }
+  if (cohorts && expert::uses_gates(cohorts->data().transform)) {
+    return invalid(fmt::format("refit: {} was fitted on gate sums, which prefill replies do not carry; fit it with one "
+                               "of the transforms of counts",
+                               options.cohorts),
+                   "refit");
+  }
   refitter = std::make_shared<Refitter>(*this);
   return {};
 }

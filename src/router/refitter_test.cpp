@@ -321,6 +321,18 @@ TEST_F(RefitterTest, NeedsAPolicyThatUsesCohorts) {
   EXPECT_NE(made.error().message.find("locality-band"), std::string::npos);
 }
 
+TEST_F(RefitterTest, RefusesCohortsOfGateSums) {
+  options_.decode = {"http://127.0.0.1:2"};
+  options_.cohorts = cohort_file({0});
+  expert::CohortData data = expert::CohortModel::load(options_.cohorts)->data();
+  data.transform = expert::Transform::kGateIdf;
+  ASSERT_TRUE(expert::CohortModel::make(std::move(data))->save(options_.cohorts).ok());
+  const auto made = Core::make(io_.get_executor(), options_, clock_);
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.error().field, "refit");
+  EXPECT_NE(made.error().message.find("gate sums"), std::string::npos);
+}
+
 // ------------------------------------------------------------------------ through the router, on real time
 
 class RefitFlowTest : public PdFlowTest {
