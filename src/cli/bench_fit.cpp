@@ -67,6 +67,7 @@ FitTimes time_kmeans(const FitBenchOptions& options, const expert::Points& point
   std::vector<uint32_t> assignment;
   Progress progress("k-means", static_cast<size_t>(options.iterations));
   std::vector<double> each_s;
+  each_s.reserve(static_cast<size_t>(options.iterations));
   for (int64_t i = 0; i < options.iterations; ++i) {
     const std::vector<float> before = times.centroids;
     each_s.push_back(seconds([&] { expert::kmeans_step(points, times.centroids, assignment); }));

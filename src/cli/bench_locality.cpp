@@ -228,6 +228,15 @@ Result<std::string> profile_name(const std::string& path) {
   return profile.value("name", "unnamed");
 }
 
+Status check_policies(const std::vector<std::string>& policies) {
+  const auto names = policy::decode_policy_names();
+  for (const std::string& policy : policies) {
+    if (std::find(names.begin(), names.end(), policy) == names.end())
+      return invalid(fmt::format("--policy: got '{}', accepted: {}", policy, fmt::join(names, ", ")), "policy");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<LocalityResult> run_locality(const LocalityOptions& options) {
@@ -297,6 +306,7 @@ int bench_locality(Args args) {
   if (options.pace.empty()) options.pace = root + "/models/pace-demo.json";
   if (options.policies.empty()) options.policies = {"round-robin", "least-loaded", "locality-band", "domain"};
 
+  if (const Status known = check_policies(options.policies); !known) return fail("bench locality", known.error(), 2);
   const Machine machine = this_machine();
   const Result<LocalityResult> result = run_locality(options);
   if (!result) return fail("bench locality", result.error());

@@ -19,8 +19,8 @@ struct LocalityOptions {
   std::string model, pace;
   std::vector<std::string> policies;
   std::string cache = "off";
-  int64_t workers = 4, rounds = 2, tokens = 96, pool = 0, seed = 1;
-  double rate = 6, seconds = 30, tau = 0.1;
+  int64_t workers = 4, rounds = 2, tokens = 128, pool = 0, seed = 1;
+  double rate = 6, seconds = 40, tau = 0.1;
   bool shuffle_signatures = false, unpaced = false;
   BenchOutput output;
 };

@@ -1,0 +1,66 @@
+"""The benches on toy sizes: that they run, agree with themselves and refuse what makes no sense. Their figures
+here mean nothing."""
+import json
+
+import pytest
+
+from cluster import ROOT
+from test_cli import run
+
+SMALL = ["--workers", 2, "--rounds", 1, "--seconds", 2, "--rate", 4, "--tokens", 8]
+
+
+@pytest.fixture(scope="module")
+def few_prompts(tmp_path_factory):
+    lines = (ROOT / "data/prompts/bench_language.jsonl").read_text().splitlines()[:18]
+    path = tmp_path_factory.mktemp("prompts") / "few.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_locality_measures_every_policy_and_cache_mode(few_prompts, tmp_path):
+    done = run("bench", "locality", *SMALL, "--prompts", few_prompts, "--policy", "round-robin", "--policy", "locality-band",
+               "--cache", "both", "--pool", 6, "--json", "--plots", tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert [(arm["policy"], arm["prefix_cache"]) for arm in figures["arms"]] == [
+        ("round-robin", False), ("round-robin", True), ("locality-band", False), ("locality-band", True)]
+    requests = {arm["requests"] for arm in figures["arms"]}
+    assert len(requests) == 1 and requests.pop() > 0
+    for arm in figures["arms"]:
+        assert arm["failed"] == 0
+        assert arm["decode_prompt_tokens"] == 0
+        assert arm["tpot_p50_s"] > 0 and arm["active_experts"] > 0
+    assert figures["paced"] == "pace-demo"
+    assert figures["signatures"]["equal"] == figures["signatures"]["compared"] > 0
+    for chart in ("locality_tpot", "locality_batch", "locality_experts"):
+        assert (tmp_path / f"{chart}.svg").read_text().startswith("<svg")
+
+
+def test_locality_with_shuffled_signatures_says_so(few_prompts):
+    done = run("bench", "locality", *SMALL, "--prompts", few_prompts, "--policy", "round-robin", "--policy", "locality-band",
+               "--shuffle-signatures", "--unpaced")
+    assert done.returncode == 0, done.stderr
+    assert "shuffled" in done.stdout and "not paced" in done.stdout
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--policy", "nearest"], ["nearest", "locality-band", "round-robin"]),
+    (["--workers", "0"], ["workers", "1 to 64"]),
+    (["--mix", "music"], ["mix", "language", "task"]),
+    (["--prompts", "/nowhere.jsonl"], ["/nowhere.jsonl"]),
+    (["--model", "/nowhere.gguf"], ["/nowhere.gguf"]),
+])
+def test_locality_refuses(arguments, words):
+    done = run("bench", "locality", *arguments)
+    assert done.returncode != 0
+    for word in words:
+        assert word in done.stderr
+
+
+def test_locality_needs_a_prompt_per_worker(tmp_path):
+    prompts = tmp_path / "one.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    done = run("bench", "locality", "--prompts", prompts)
+    assert done.returncode == 1
+    assert "too few prompts" in done.stderr
