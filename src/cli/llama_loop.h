@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cli/bench.h"
 #include "engine/model.h"
 
 struct llama_context;
@@ -18,8 +19,9 @@ struct llama_context;
 namespace kindred::cli {
 
 enum class LlamaSettings {
-  kStock,    // llama.cpp's defaults: K and V in f16, flash attention where it chooses, a stream per sequence
-  kKindred,  // as engine/llama_session.cpp: K f16, V bf16 (CPU), flash attention, one stream
+  kStock,      // llama.cpp's defaults: K and V in f16, flash attention where it chooses, a stream per sequence
+  kOneStream,  // the same with one stream for all sequences, without which prefixes cannot be shared
+  kKindred,    // as engine/llama_session.cpp: K f16, V bf16 (CPU), flash attention, one stream
 };
 
 class LlamaLoop {
@@ -29,6 +31,7 @@ class LlamaLoop {
     uint32_t kv_tokens = 0;  // of all sequences together
     uint32_t sequences = 1;
     uint32_t threads = 1;
+    TimeBy time = TimeBy::kWall;
   };
 
   // `model` must outlive it. Error: kExhausted.
