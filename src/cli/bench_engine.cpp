@@ -210,6 +210,7 @@ class LlamaVariant final : public Variant {
 enum Which : size_t {
   kStockLoop,
   kOneStreamLoop,
+  kManyIdsLoop,
   kSameLoop,
   kOurs,
   kOursBlind,
@@ -228,7 +229,8 @@ struct Comparison {
 constexpr auto kComparisons = std::to_array<Comparison>({
     {kOurs, kStockLoop, "kindred / llama.cpp", "all"},
     {kOneStreamLoop, kStockLoop, "llama.cpp: one stream / one per sequence", "settings"},
-    {kSameLoop, kOneStreamLoop, "llama.cpp: our KV types / its defaults, one stream", "settings"},
+    {kManyIdsLoop, kOneStreamLoop, "llama.cpp: 256 sequence ids / 16, one stream", "settings"},
+    {kSameLoop, kManyIdsLoop, "llama.cpp: our KV types / its defaults, 256 ids", "settings"},
     {kOursBlind, kSameLoop, "kindred without capture / llama.cpp with our KV settings", "our loop"},
     {kOurs, kOursBlind, "kindred: capture on / off", "capture"},
     {kOursBlindFull, kSameLoopFull, "full cache: kindred without capture / llama.cpp with our KV settings", "our loop"},
@@ -295,6 +297,7 @@ Status EngineBench::prepare() {
     if (!full) {
       if (Status s = add(llama("llama.cpp"), LlamaSettings::kStock, false); !s) return s;
       if (Status s = add(llama("llama.cpp, one stream"), LlamaSettings::kOneStream, false); !s) return s;
+      if (Status s = add(llama("llama.cpp, one stream, 256 ids"), LlamaSettings::kManyIds, false); !s) return s;
     } else if (!options_.full_cache) {
       break;
     }

@@ -26,10 +26,8 @@ Result<std::unique_ptr<LlamaLoop>> LlamaLoop::open(const engine::Model& model, c
   params.n_seq_max = options.sequences;
   params.n_threads = static_cast<int32_t>(options.threads);
   params.n_threads_batch = static_cast<int32_t>(options.threads);
-  if (options.settings != LlamaSettings::kStock) {
-    params.n_seq_max = kMostSequences;
-    params.kv_unified = true;
-  }
+  params.kv_unified = options.settings != LlamaSettings::kStock;
+  if (options.settings >= LlamaSettings::kManyIds) params.n_seq_max = kMostSequences;
   if (options.settings == LlamaSettings::kKindred) {
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.type_k = GGML_TYPE_F16;

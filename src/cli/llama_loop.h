@@ -18,10 +18,12 @@ struct llama_context;
 
 namespace kindred::cli {
 
+// Each has what the ones above it have, so that a difference can be attributed.
 enum class LlamaSettings {
   kStock,      // llama.cpp's defaults: K and V in f16, flash attention where it chooses, a stream per sequence
-  kOneStream,  // the same with one stream for all sequences, without which prefixes cannot be shared
-  kKindred,    // as engine/llama_session.cpp: K f16, V bf16 (CPU), flash attention, one stream
+  kOneStream,  // one stream for all sequences, without which prefixes cannot be shared
+  kManyIds,    // 256 sequence ids, as cached prefixes need: llama.cpp compares all pairs of ids in each step
+  kKindred,    // K f16, V bf16 (CPU), flash attention: as engine/llama_session.cpp
 };
 
 class LlamaLoop {
