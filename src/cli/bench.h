@@ -28,6 +28,11 @@ double seconds(const auto& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
+// Two ways to time: by the wall, or by the processor time of this process (all threads). The latter is for
+// machines that do other things too, and says nothing of waiting.
+enum class TimeBy { kWall, kProcessor };
+double time_now_s(TimeBy by);  // since some origin
+
 // Where figures were measured: processor, cores, memory, load, compiler. "unknown" for what the system
 // does not say.
 struct Machine {

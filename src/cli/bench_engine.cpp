@@ -31,7 +31,7 @@ namespace {
 using engine::Token;
 
 constexpr uint32_t kPromptTokens = 32;
-constexpr uint32_t kSteps = 64;  // measured
+constexpr uint32_t kSteps = 32;  // measured
 constexpr uint32_t kSlack = 16;  // steps by which the first job may be ahead of the last
 constexpr auto kBatches = std::to_array<uint32_t>({1, 8, 16});
 constexpr uint32_t kMostBatch = kBatches.back();
@@ -40,7 +40,10 @@ struct EngineBenchOptions {
   std::string model = "models/kindred-tiny-moe-q8_0.gguf";
   std::string prompts = "data/prompts/calibration.jsonl";
   int64_t threads = 0, kv_tokens = 16'384, seconds = 60;
+  bool cpu_time = false, full_cache = true;
   BenchOutput output;
+
+  TimeBy time() const { return cpu_time ? TimeBy::kProcessor : TimeBy::kWall; }
 };
 
 struct Work {
@@ -50,16 +53,16 @@ struct Work {
 // Watches the jobs of one run: all tokens, and when the last job's come.
 class Stopwatch {
  public:
-  explicit Stopwatch(size_t jobs) : tokens_(jobs), open_(jobs) {}
+  Stopwatch(size_t jobs, TimeBy time) : time_(time), tokens_(jobs), open_(jobs) {}
 
   void take(size_t job, const engine::Event& event) {
     const std::lock_guard lock(mutex_);
     if (const auto* output = std::get_if<engine::Output>(&event)) {
       tokens_[job].push_back(output->token);
       if (job + 1 < tokens_.size()) return;
-      if (tokens_[job].size() == 1) begin_ = clock_.now();
+      if (tokens_[job].size() == 1) begin_s_ = time_now_s(time_);
       if (tokens_[job].size() == kSteps + 1) {
-        end_ = clock_.now();
+        end_s_ = time_now_s(time_);
         // Then every step so far had all sequences in it.
         all_ran_ = open_ == tokens_.size();
       }
@@ -77,17 +80,17 @@ class Stopwatch {
     over_.wait(lock, [this] { return open_ == 0; });
     if (!failed_.ok()) return failed_.error();
     if (!all_ran_) return Error{ErrorCode::kInternal, "the sequences did not run together"};
-    return seconds_between(begin_, end_);
+    return end_s_ - begin_s_;
   }
   std::vector<std::vector<Token>> tokens() const { return tokens_; }
 
  private:
-  const SystemClock clock_;
+  const TimeBy time_;
   std::mutex mutex_;
   std::condition_variable over_;
   std::vector<std::vector<Token>> tokens_;
   size_t open_;
-  MonotonicTime begin_{}, end_{};
+  double begin_s_ = 0, end_s_ = 0;
   bool all_ran_ = false;
   Status failed_;
 };
@@ -124,6 +127,7 @@ class OurVariant final : public Variant {
     wanted.kv_tokens = static_cast<uint32_t>(options.kv_tokens);
     wanted.threads = static_cast<uint32_t>(options.threads);
     wanted.capture_experts = capture;
+    time_ = options.time();
     auto engine = engine::Engine::start(model, wanted, clock_, metrics_);
     if (!engine) return std::move(engine).error();
     engine_ = std::move(*engine);
@@ -131,7 +135,7 @@ class OurVariant final : public Variant {
   }
 
   Result<double> run(const Work& work, size_t batch) override {
-    auto watch = std::make_shared<Stopwatch>(batch);
+    auto watch = std::make_shared<Stopwatch>(batch, time_);
     for (size_t i = 0; i < batch; ++i) {
       engine::Job job = bench_job(work.prompts[i], kSteps + kSlack, false);
       job.on_event = [watch, i](const engine::Event& event) { watch->take(i, event); };
@@ -171,6 +175,7 @@ class OurVariant final : public Variant {
   }
 
   const SystemClock clock_;
+  TimeBy time_ = TimeBy::kWall;
   Registry metrics_;
   std::unique_ptr<engine::Engine> engine_;
   std::vector<std::vector<Token>> tokens_;
@@ -185,7 +190,8 @@ class LlamaVariant final : public Variant {
     auto loop = LlamaLoop::open(model, {.settings = settings,
                                         .kv_tokens = kv_tokens,
                                         .sequences = kMostBatch,
-                                        .threads = static_cast<uint32_t>(options.threads)});
+                                        .threads = static_cast<uint32_t>(options.threads),
+                                        .time = options.time()});
     if (!loop) return std::move(loop).error();
     loop_ = std::move(*loop);
     if (!full) return {};
@@ -201,7 +207,18 @@ class LlamaVariant final : public Variant {
   std::unique_ptr<LlamaLoop> loop_;
 };
 
-enum Which : size_t { kStockLoop, kSameLoop, kOurs, kOursBlind, kSameLoopFull, kOursFull, kOursBlindFull, kVariants };
+enum Which : size_t {
+  kStockLoop,
+  kOneStreamLoop,
+  kManyIdsLoop,
+  kSameLoop,
+  kOurs,
+  kOursBlind,
+  kSameLoopFull,
+  kOursFull,
+  kOursBlindFull,
+  kVariants
+};
 
 // The variant that each one is compared with, for a ratio of its own.
 struct Comparison {
@@ -211,7 +228,9 @@ struct Comparison {
 };
 constexpr auto kComparisons = std::to_array<Comparison>({
     {kOurs, kStockLoop, "kindred / llama.cpp", "all"},
-    {kSameLoop, kStockLoop, "llama.cpp: our KV settings / defaults", "settings"},
+    {kOneStreamLoop, kStockLoop, "llama.cpp: one stream / one per sequence", "settings"},
+    {kManyIdsLoop, kOneStreamLoop, "llama.cpp: 256 sequence ids / 16, one stream", "settings"},
+    {kSameLoop, kManyIdsLoop, "llama.cpp: our KV types / its defaults, 256 ids", "settings"},
     {kOursBlind, kSameLoop, "kindred without capture / llama.cpp with our KV settings", "our loop"},
     {kOurs, kOursBlind, "kindred: capture on / off", "capture"},
     {kOursBlindFull, kSameLoopFull, "full cache: kindred without capture / llama.cpp with our KV settings", "our loop"},
@@ -277,6 +296,10 @@ Status EngineBench::prepare() {
     const std::string cache = full ? ", full cache" : "";
     if (!full) {
       if (Status s = add(llama("llama.cpp"), LlamaSettings::kStock, false); !s) return s;
+      if (Status s = add(llama("llama.cpp, one stream"), LlamaSettings::kOneStream, false); !s) return s;
+      if (Status s = add(llama("llama.cpp, one stream, 256 ids"), LlamaSettings::kManyIds, false); !s) return s;
+    } else if (!options_.full_cache) {
+      break;
     }
     if (Status s = add(llama(("llama.cpp, our KV settings" + cache).c_str()), LlamaSettings::kKindred, full); !s)
       return s;
@@ -303,8 +326,8 @@ Status EngineBench::measure() {
   Progress progress("measuring (s)", static_cast<size_t>(options_.seconds));
   for (size_t round = 0;; ++round) {
     for (size_t b = 0; b < kBatches.size(); ++b) {
-      for (size_t i = 0; i < kVariants; ++i) {
-        const size_t v = (i + round) % kVariants;
+      for (size_t i = 0; i < variants_.size(); ++i) {
+        const size_t v = (i + round) % variants_.size();
         const auto took_s = variants_[v]->run(work_, kBatches[b]);
         if (!took_s) return took_s.error();
         rates_[b][v].push_back(kSteps * kBatches[b] / *took_s);
@@ -333,8 +356,9 @@ void EngineBench::print_text() const {
              options_.threads, llama_features());
   fmt::print("prompts of {} tokens, {} steps a run, {} rounds, {} KV cells; the loops agree on {:.1f} % of tokens\n\n",
              kPromptTokens, kSteps, rates_[0][0].size(), options_.kv_tokens, 100 * agreed_);
-  Table table({"decode tokens/s", "1 sequence", "8 sequences", "16 sequences"});
-  for (size_t v = 0; v < kVariants; ++v) {
+  Table table({options_.cpu_time ? "decode tokens/s of processor time" : "decode tokens/s", "1 sequence", "8 sequences",
+               "16 sequences"});
+  for (size_t v = 0; v < variants_.size(); ++v) {
     std::vector<std::string> row{variants_[v]->name()};
     for (const Rates& rates : rates_) {
       row.push_back(fmt::format("{:.0f} ({:.0f}-{:.0f})", quantile(rates[v], 0.5), quantile(rates[v], 0.25),
@@ -345,6 +369,7 @@ void EngineBench::print_text() const {
   fmt::print("{}\n", table.text());
   Table shares({"ratio within a round", "1 sequence", "8 sequences", "16 sequences"});
   for (const Comparison& comparison : kComparisons) {
+    if (comparison.which >= variants_.size()) continue;
     std::vector<std::string> row{comparison.name};
     for (size_t b = 0; b < kBatches.size(); ++b) {
       const auto of = ratios(b, comparison);
@@ -365,11 +390,13 @@ void EngineBench::print_json() const {
               {"steps", kSteps},
               {"prompt_tokens", kPromptTokens},
               {"rounds", rates_[0][0].size()},
-              {"tokens_agreed", agreed_}};
+              {"tokens_agreed", agreed_},
+              {"time", options_.cpu_time ? "processor" : "wall"}};
   for (size_t b = 0; b < kBatches.size(); ++b) {
     Json entry = {{"sequences", kBatches[b]}};
-    for (size_t v = 0; v < kVariants; ++v) entry["tokens_per_s"][variants_[v]->name()] = rates_[b][v];
+    for (size_t v = 0; v < variants_.size(); ++v) entry["tokens_per_s"][variants_[v]->name()] = rates_[b][v];
     for (const Comparison& comparison : kComparisons) {
+      if (comparison.which >= variants_.size()) continue;
       const auto of = ratios(b, comparison);
       entry["ratios"][comparison.name] = {{"median", quantile(of, 0.5)},
                                           {"low_quartile", quantile(of, 0.25)},
@@ -384,10 +411,10 @@ void EngineBench::print_json() const {
 Status EngineBench::draw() const {
   BarChart chart;
   chart.title = "Decode tokens/s: Kindred's step loop and llama.cpp's";
-  chart.y_label = "tokens/s, median";
+  chart.y_label = options_.cpu_time ? "tokens/s of processor time, median" : "tokens/s, median";
   chart.note = machine_text(machine_);
   for (const uint32_t batch : kBatches) chart.categories.push_back(fmt::format("{} sequences", batch));
-  for (size_t v = 0; v < kVariants; ++v) {
+  for (size_t v = 0; v < variants_.size(); ++v) {
     chart.groups.push_back(variants_[v]->name());
     std::vector<double> values;
     for (const Rates& rates : rates_) values.push_back(quantile(rates[v], 0.5));
@@ -419,6 +446,8 @@ int bench_engine(Args args) {
   schema.integer("threads", &options.threads, 0, 1024, "0: one per core");
   schema.integer("kv_tokens", &options.kv_tokens, 4096, 1 << 24, "KV cells; the full cache leaves room for a run");
   schema.integer("seconds", &options.seconds, 1, 86'400, "time to measure for; one round at least");
+  schema.flag("full_cache", &options.full_cache, "measure with a full prefix cache too");
+  schema.flag("cpu_time", &options.cpu_time, "processor time, not elapsed time: for a machine that is not idle");
   options.output.declare(schema, /*draws=*/true);
   if (const auto status = parse_bench_flags(schema, args)) return *status;
   make_openmp_wait_passively();

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <exception>
 
-#include "cli/bench.h"
 #include "engine/llama_backend.h"
 
 namespace kindred::cli {
@@ -27,12 +26,12 @@ Result<std::unique_ptr<LlamaLoop>> LlamaLoop::open(const engine::Model& model, c
   params.n_seq_max = options.sequences;
   params.n_threads = static_cast<int32_t>(options.threads);
   params.n_threads_batch = static_cast<int32_t>(options.threads);
+  params.kv_unified = options.settings != LlamaSettings::kStock;
+  if (options.settings >= LlamaSettings::kManyIds) params.n_seq_max = kMostSequences;
   if (options.settings == LlamaSettings::kKindred) {
-    params.n_seq_max = kMostSequences;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.type_k = GGML_TYPE_F16;
     params.type_v = engine::has_gpu() ? GGML_TYPE_F16 : GGML_TYPE_BF16;
-    params.kv_unified = true;
   }
   try {
     loop->context_.reset(llama_init_from_model(model.handle(), params));
@@ -100,21 +99,21 @@ Result<double> LlamaLoop::run(std::span<const std::vector<engine::Token>> prompt
   llama_synchronize(context_.get());
   size_t agree = 0;
   Status failed;
-  const double took_s = seconds([&] {
-    for (uint32_t k = 0; k < steps && failed.ok(); ++k) {
-      for (size_t s = 0; s < prompts.size(); ++s) {
-        add(tokens[s][k], static_cast<uint32_t>(prompts[s].size()) + k, static_cast<int32_t>(s), true);
-      }
-      failed = decode();
-      if (!failed.ok()) break;
-      llama_synchronize(context_.get());
-      for (size_t s = 0; agreed != nullptr && s < prompts.size(); ++s) {
-        const float* logits = llama_get_logits_ith(context_.get(), static_cast<int32_t>(s));
-        const auto best = std::max_element(logits, logits + model_.info().vocabulary) - logits;
-        agree += best == tokens[s][k + 1] ? 1 : 0;
-      }
+  const double begin_s = time_now_s(options_.time);
+  for (uint32_t k = 0; k < steps && failed.ok(); ++k) {
+    for (size_t s = 0; s < prompts.size(); ++s) {
+      add(tokens[s][k], static_cast<uint32_t>(prompts[s].size()) + k, static_cast<int32_t>(s), true);
     }
-  });
+    failed = decode();
+    if (!failed.ok()) break;
+    llama_synchronize(context_.get());
+    for (size_t s = 0; agreed != nullptr && s < prompts.size(); ++s) {
+      const float* logits = llama_get_logits_ith(context_.get(), static_cast<int32_t>(s));
+      const auto best = std::max_element(logits, logits + model_.info().vocabulary) - logits;
+      agree += best == tokens[s][k + 1] ? 1 : 0;
+    }
+  }
+  const double took_s = time_now_s(options_.time) - begin_s;
   for (size_t s = 0; s < prompts.size(); ++s) {
     llama_memory_seq_rm(llama_get_memory(context_.get()), static_cast<int32_t>(s), -1, -1);
   }

@@ -11,15 +11,19 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cli/bench.h"
 #include "engine/model.h"
 
 struct llama_context;
 
 namespace kindred::cli {
 
+// Each has what the ones above it have, so that a difference can be attributed.
 enum class LlamaSettings {
-  kStock,    // llama.cpp's defaults: K and V in f16, flash attention where it chooses, a stream per sequence
-  kKindred,  // as engine/llama_session.cpp: K f16, V bf16 (CPU), flash attention, one stream
+  kStock,      // llama.cpp's defaults: K and V in f16, flash attention where it chooses, a stream per sequence
+  kOneStream,  // one stream for all sequences, without which prefixes cannot be shared
+  kManyIds,    // 256 sequence ids, as cached prefixes need: llama.cpp compares all pairs of ids in each step
+  kKindred,    // K f16, V bf16 (CPU), flash attention: as engine/llama_session.cpp
 };
 
 class LlamaLoop {
@@ -29,6 +33,7 @@ class LlamaLoop {
     uint32_t kv_tokens = 0;  // of all sequences together
     uint32_t sequences = 1;
     uint32_t threads = 1;
+    TimeBy time = TimeBy::kWall;
   };
 
   // `model` must outlive it. Error: kExhausted.

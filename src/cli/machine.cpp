@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <string>
 
@@ -31,6 +32,12 @@ std::string compiler_name() {
 }
 
 }  // namespace
+
+double time_now_s(TimeBy by) {
+  timespec now{};
+  clock_gettime(by == TimeBy::kWall ? CLOCK_MONOTONIC : CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 Machine this_machine() {
   Machine machine;

@@ -1,6 +1,7 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -14,18 +15,28 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr double kGreedyTemperature = 1e-5;  // vLLM's: below it, division by it is noise
 
 // The first of the largest, so that ties go to the lowest id. -1 if there is none above -inf, or a
-// NaN anywhere.
+// NaN anywhere. In lanes, since one running maximum is a chain of comparisons that each wait for the last.
 Token argmax(std::span<const float> logits) {
-  Token best = -1;
-  float most = kNever;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) return -1;
-    if (logits[i] > most) {
-      most = logits[i];
-      best = static_cast<Token>(i);
+  constexpr size_t kLanes = 16;
+  std::array<float, kLanes> most;
+  std::array<int32_t, kLanes> nan{};
+  most.fill(kNever);
+  const size_t whole = logits.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float logit = logits[i + lane];
+      most[lane] = logit > most[lane] ? logit : most[lane];
+      nan[lane] |= logit != logit ? 1 : 0;
     }
   }
-  return best;
+  bool any_nan = std::any_of(nan.begin(), nan.end(), [](int32_t n) { return n != 0; });
+  float best = *std::max_element(most.begin(), most.end());
+  for (const float logit : logits.subspan(whole)) {
+    any_nan |= std::isnan(logit);
+    best = std::max(best, logit);
+  }
+  if (any_nan || best == kNever) return -1;
+  return static_cast<Token>(std::find(logits.begin(), logits.end(), best) - logits.begin());
 }
 
 // Zeroes all but the smallest set of likeliest tokens that holds `top_p` of the weight; ties by id.
@@ -98,11 +109,20 @@ void Sampler::adjust(std::vector<float>& logits) const {
   }
 }
 
+bool Sampler::adjusts() const {
+  return !params_.logit_bias.empty() || generated_count_ < params_.min_tokens || params_.repetition_penalty != 1.0 ||
+         params_.frequency_penalty != 0 || params_.presence_penalty != 0;
+}
+
 Result<Sample> Sampler::sample(std::span<const float> logits, uint64_t seed, uint64_t position) {
-  logits_.assign(logits.begin(), logits.end());
-  adjust(logits_);
-  const Token likeliest = argmax(logits_);
-  if (likeliest < 0 || !std::isfinite(logits_[static_cast<size_t>(likeliest)])) {
+  std::span<const float> adjusted = logits;
+  if (adjusts()) {
+    logits_.assign(logits.begin(), logits.end());
+    adjust(logits_);
+    adjusted = logits_;
+  }
+  const Token likeliest = argmax(adjusted);
+  if (likeliest < 0 || !std::isfinite(adjusted[static_cast<size_t>(likeliest)])) {
     return Error{ErrorCode::kInternal, "the model's output is not a number"};
   }
   Sample result;
@@ -110,11 +130,11 @@ Result<Sample> Sampler::sample(std::span<const float> logits, uint64_t seed, uin
   if (params_.temperature >= kGreedyTemperature) {
     // Weights relative to the likeliest token; what is below e^-60 of it cannot be drawn with 53 bits.
     constexpr double kLeast = -60;
-    const double most = logits_[static_cast<size_t>(likeliest)];
+    const double most = adjusted[static_cast<size_t>(likeliest)];
     double total = 0;
-    weights_.resize(logits_.size());
-    for (size_t i = 0; i < logits_.size(); ++i) {
-      const double exponent = (logits_[i] - most) / params_.temperature;
+    weights_.resize(adjusted.size());
+    for (size_t i = 0; i < adjusted.size(); ++i) {
+      const double exponent = (adjusted[i] - most) / params_.temperature;
       weights_[i] = exponent < kLeast ? 0 : std::exp(exponent);
       total += weights_[i];
     }

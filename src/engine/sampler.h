@@ -32,6 +32,7 @@ class Sampler {
   Result<Sample> sample(std::span<const float> logits, uint64_t seed, uint64_t position);
 
  private:
+  bool adjusts() const;  // whether adjust() would change anything
   void adjust(std::vector<float>& logits) const;
 
   SamplingParams params_;

@@ -40,6 +40,19 @@ TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
             static_cast<Token>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
 }
 
+TEST(Sampler, TheLargestIsFoundWhereverItIs) {
+  for (const size_t size : {1U, 15U, 16U, 17U, 50U}) {
+    for (size_t at = 0; at < size; ++at) {
+      std::vector<float> logits(size, -2);
+      logits[at] = 1;
+      logits.back() = 1;  // a tie with what comes later
+      EXPECT_EQ(draw(greedy(), logits), static_cast<Token>(at)) << size;
+      logits[at] = std::numeric_limits<float>::quiet_NaN();
+      EXPECT_FALSE(Sampler(greedy(), kEnds, {}, {}).sample(logits, 1, 0).ok()) << size << " " << at;
+    }
+  }
+}
+
 TEST(Sampler, BiasMovesAndForbids) {
   SamplingParams params = greedy();
   params.logit_bias = {{1, -100}, {3, 2.5}, {9999, 50}, {-4, 50}};  // tokens that do not exist are ignored

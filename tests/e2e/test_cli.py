@@ -357,3 +357,52 @@ def test_bench_fit_names_a_python_without_scipy(tmp_path):
     done = run("bench", "fit", "--requests", 60, "--dims", 24, "--clusters", 4, "--python", tmp_path / "no-python")
     assert done.returncode == 1
     assert "no-python" in done.stderr
+
+
+def test_widened_model_serves_and_its_steps_are_paced(tmp_path):
+    """Widening keeps tokens and counts; a paced worker says that it is one."""
+    wide = tmp_path / "wide.gguf"
+    widened = run("model", "widen", MODEL, wide, "--factor", 2, "--type", "q8_0")
+    assert widened.returncode == 0, widened.stderr
+    assert "128 neurons instead of 64" in widened.stdout
+    assert run("model", "widen", wide, wide, "--factor", 2).returncode == 2
+    assert "powers of two" in run("model", "widen", MODEL, tmp_path / "x.gguf", "--factor", 3).stderr
+
+    profile = tmp_path / "pace.json"
+    pace = {"v": 1, "name": "test", "source": "made up", "step_us": 5000, "prefill_us_per_token": 0,
+            "per_sequence_us": 0, "expert_us": 100, "layers": 6}
+    profile.write_text(json.dumps(pace))
+    body = chat(return_expert_counts=True, return_expert_gates=True)
+    answers = []
+    for model, extra in [(MODEL, []), (wide, ["--pace", profile])]:
+        worker = Server("worker", "--model", model, "--threads", 1, *extra, log=tmp_path / "worker.log")
+        try:
+            worker.wait_ready()
+            answers.append(post_json(worker.url + "/v1/chat/completions", body)[1])
+            kindred = get_json(worker.url + "/v1/models")["data"][0]["kindred"]
+            assert kindred.get("paced") == ("test" if extra else None)
+            if extra:
+                assert metric(worker.url, "kindred_paced") == 1
+                assert metric(worker.url, "kindred_paced_steps_total") > 0
+        finally:
+            worker.stop()
+    assert answers[0]["choices"][0]["message"] == answers[1]["choices"][0]["message"]
+    assert answers[0]["expert_counts"] == answers[1]["expert_counts"]
+    assert answers[0]["expert_gates"]["experts"] == 64
+
+    profile.write_text(json.dumps(pace | {"expert_us": -1}))
+    refused = run("worker", "--model", MODEL, "--pace", profile)
+    assert refused.returncode == 2
+    assert "expert_us: got -1; accepted" in refused.stderr
+
+
+def test_bench_step(tmp_path):
+    done = run("bench", "step", "--model", MODEL, "--prompts", ROOT / "data/prompts/calibration.jsonl", "--factor", 1,
+               "--batch", 4, "--seconds", 1, "--threads", 1, "--json", "--plots", tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    of_copies = [b for b in report["batches"] if b["series"] == "batch"]
+    assert {b["batch"] for b in of_copies} == {1, 2, 4}
+    assert all(b["distinct_experts"] == 4 for b in of_copies)  # top-k, however many copies
+    assert max(b["distinct_experts"] for b in report["batches"]) > 4
+    assert (tmp_path / "step-experts.svg").exists() and (tmp_path / "step-batch.svg").exists()
