@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "cli/bench.h"
 #include "cli/llama_loop.h"
+#include "cli/local_cluster.h"
 #include "cli/openmp.h"
 #include "cli/plot.h"
 #include "cli/prompts.h"
@@ -37,8 +38,8 @@ constexpr auto kBatches = std::to_array<uint32_t>({1, 8, 16});
 constexpr uint32_t kMostBatch = kBatches.back();
 
 struct EngineBenchOptions {
-  std::string model = "models/kindred-tiny-moe-q8_0.gguf";
-  std::string prompts = "data/prompts/calibration.jsonl";
+  std::string model;
+  std::string prompts;
   int64_t threads = 0, kv_tokens = 16'384, seconds = 60;
   bool cpu_time = false, full_cache = true;
   BenchOutput output;
@@ -441,8 +442,8 @@ int bench_engine(Args args) {
   ConfigSchema schema("bench engine [--model MODEL.gguf]",
                       "Decode tokens/s of a worker's step loop against llama.cpp's own batched loop, at 1, 8 and 16 "
                       "sequences, with an empty and a full prefix cache, with and without capture of experts.");
-  schema.text("model", &options.model, "GGUF file");
-  schema.text("prompts", &options.prompts, "JSONL with \"prompt\"");
+  schema.text("model", &options.model, "GGUF file; default: the bundled model");
+  schema.text("prompts", &options.prompts, "JSONL with \"prompt\"; default: the bundled ones");
   schema.integer("threads", &options.threads, 0, 1024, "0: one per core");
   schema.integer("kv_tokens", &options.kv_tokens, 4096, 1 << 24, "KV cells; the full cache leaves room for a run");
   schema.integer("seconds", &options.seconds, 1, 86'400, "time to measure for; one round at least");
@@ -450,6 +451,9 @@ int bench_engine(Args args) {
   schema.flag("cpu_time", &options.cpu_time, "processor time, not elapsed time: for a machine that is not idle");
   options.output.declare(schema, /*draws=*/true);
   if (const auto status = parse_bench_flags(schema, args)) return *status;
+  const std::string root = find_root();
+  if (options.model.empty()) options.model = root + "/models/kindred-tiny-moe-q8_0.gguf";
+  if (options.prompts.empty()) options.prompts = root + "/data/prompts/calibration.jsonl";
   make_openmp_wait_passively();
   if (const Status done = EngineBench(options).run(); !done) return fail("bench engine", done.error());
   return 0;

@@ -18,6 +18,7 @@
 #include "cli/bench.h"
 #include "cli/line_fit.h"
 #include "cli/llama_loop.h"
+#include "cli/local_cluster.h"
 #include "cli/openmp.h"
 #include "cli/plot.h"
 #include "cli/process.h"
@@ -36,8 +37,8 @@ constexpr uint32_t kContextTokens = 32;  // of each prompt; the next one is what
 constexpr uint32_t kMostSlots = 64;
 
 struct StepBenchOptions {
-  std::string model = "models/kindred-tiny-moe-q8_0.gguf";
-  std::string prompts = "data/prompts/calibration.jsonl";
+  std::string model;
+  std::string prompts;
   std::string type = "f16";
   int64_t factor = 16, batch = 16, threads = 0, seconds = 60, seed = 1;
   bool cpu_time = false;
@@ -340,8 +341,9 @@ int bench_step(Args args) {
   ConfigSchema schema("bench step [--factor F] [--batch B]",
                       "Times one worker's decode steps on a widened model: against the batch size at a fixed number of "
                       "distinct experts, and against that number at a fixed batch size.");
-  schema.text("model", &options.model, "GGUF file of an MoE model, which is widened into a temporary file");
-  schema.text("prompts", &options.prompts, "JSONL with \"prompt\" and \"domain\"");
+  schema.text("model", &options.model,
+              "GGUF file of an MoE model, which is widened into a temporary file; default: the bundled one");
+  schema.text("prompts", &options.prompts, "JSONL with \"prompt\" and \"domain\"; default: the bundled ones");
   schema.integer("factor", &options.factor, 1, 64, "how much wider the experts become: a power of two");
   schema.choice("type", &options.type, engine::widened_types(), "type of the experts' weights");
   schema.integer("batch", &options.batch, 2, kMostSlots, "sequences of the batches with different prompts");
@@ -351,6 +353,9 @@ int bench_step(Args args) {
   schema.flag("cpu_time", &options.cpu_time, "processor time, not elapsed time: for a machine that is not idle");
   options.output.declare(schema, /*draws=*/true);
   if (const auto status = parse_bench_flags(schema, args)) return *status;
+  const std::string root = find_root();
+  if (options.model.empty()) options.model = root + "/models/kindred-tiny-moe-q8_0.gguf";
+  if (options.prompts.empty()) options.prompts = root + "/data/prompts/calibration.jsonl";
   make_openmp_wait_passively();
   if (const Status done = StepBench(options).run(); !done) return fail("bench step", done.error());
   return 0;

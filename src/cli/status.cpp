@@ -69,7 +69,7 @@ std::string workers_text(const Json& status) {
   double most = 1;
   for (const Json& worker : workers) most = std::max(most, number_of(worker, "in_flight"));
   Table table({"worker", "role", "health", "since", "in flight", "", "cohort", "model"});
-  std::string problems;
+  std::string remarks;
   for (const Json& worker : workers) {
     const Json& models = list_of(worker, "models");
     const std::string model = models.empty() || !models[0].is_string() ? "-" : clean(models[0].get<std::string>());
@@ -77,11 +77,15 @@ std::string workers_text(const Json& status) {
     table.row({without_scheme(text_of(worker, "url")), text_of(worker, "role"), text_of(worker, "health"),
                duration(number_of(worker, "health_age_s")), fmt::format("{:.0f}", in_flight), bar(in_flight, most),
                text_of(worker, "cohort"), shortened(model, 32)});
+    if (worker.contains("paced")) {
+      remarks += fmt::format("  {}: paced by '{}', its times are not its machine's\n",
+                             without_scheme(text_of(worker, "url")), text_of(worker, "paced"));
+    }
     if (worker.contains("problem")) {
-      problems += fmt::format("  {}: {}\n", without_scheme(text_of(worker, "url")), text_of(worker, "problem"));
+      remarks += fmt::format("  {}: {}\n", without_scheme(text_of(worker, "url")), text_of(worker, "problem"));
     }
   }
-  return table.text() + (problems.empty() ? "" : "\n" + problems);
+  return table.text() + (remarks.empty() ? "" : "\n" + remarks);
 }
 
 std::string clock_time(double unix_s) {

@@ -40,9 +40,10 @@ const Json* member(const Json& object, const char* key) {
 }
 
 Status check_keys(const Json& object) {
-  for (const auto& [key, value] : object.items()) {
+  for (const auto& item : object.items()) {
+    const std::string& key = item.key();
     const bool number = std::any_of(kPaceNumbers.begin(), kPaceNumbers.end(),
-                                    [&key = key](const PaceNumber& known) { return key == known.key; });
+                                    [&key](const PaceNumber& known) { return key == known.key; });
     if (number || std::find(kPaceOthers.begin(), kPaceOthers.end(), key) != kPaceOthers.end()) continue;
     return invalid(fmt::format("unknown key '{}'; accepted: v, name, source, step_us, prefill_us_per_token, "
                                "per_sequence_us, expert_us, layers",

@@ -66,6 +66,7 @@ Status read_kindred(const Json& kindred, Description& out) {
   out.dialect = Dialect::kKindred;
   out.role = *role;
   out.fingerprint = *fingerprint;
+  out.paced = text_member(kindred, "paced").value_or("");
   return {};
 }
 

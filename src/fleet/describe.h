@@ -27,6 +27,7 @@ struct Description {
   Role role = Role::kBoth;
   std::string fingerprint;
   expert::ExpertShape shape;  // no cells for a model without experts
+  std::string paced;          // the profile whose times its steps are padded to; empty: its own times
 
   bool serves(std::string_view model) const;
   bool operator==(const Description&) const = default;

@@ -27,12 +27,14 @@ Description plain_worker(std::vector<std::string> models) {
 TEST(ParseModels, ReadsAKindredWorker) {
   const auto got = parse_models(
       R"({"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"kindred","max_model_len":4096,
-          "kindred":{"v":1,"role":"prefill","fingerprint":"abc","layers":[0,1,4],"experts":64,"top_k":4}}]})");
+          "kindred":{"v":1,"role":"prefill","fingerprint":"abc","layers":[0,1,4],"experts":64,"top_k":4,
+          "paced":"h200"}}]})");
   ASSERT_TRUE(got.ok()) << got.error().message;
   EXPECT_EQ(got->dialect, Dialect::kKindred);
   EXPECT_EQ(got->role, Role::kPrefill);
   EXPECT_EQ(got->models, std::vector<std::string>{"m"});
   EXPECT_EQ(got->fingerprint, "abc");
+  EXPECT_EQ(got->paced, "h200");
   EXPECT_EQ(got->shape, (expert::ExpertShape{{0, 1, 4}, 64, 4}));
   EXPECT_EQ(got->max_model_len_tokens, 4096U);
 }

@@ -34,6 +34,7 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (worker.removed) out["removed"] = true;
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;
+    if (!worker.description.paced.empty()) out["paced"] = worker.description.paced;
     out["experts"] = worker.description.shape.experts;
     out["moe_layers"] = worker.description.shape.layers.size();
   }
