@@ -20,7 +20,8 @@ struct LocalityOptions {
   std::vector<std::string> policies;
   std::string cache = "off";
   int64_t workers = 4, rounds = 2, tokens = 128, pool = 0, seed = 1;
-  double rate = 6, seconds = 40, tau = 0.1;
+  // tau 0: no second-nearest worker joins a band of one, which among four would be a quarter of the cluster.
+  double rate = 6, seconds = 40, tau = 0;
   bool shuffle_signatures = false, unpaced = false;
   BenchOutput output;
 };
