@@ -64,7 +64,7 @@ ConfigSchema schema_of(WorkerArguments& o) {
   schema.integer("sequences", &o.sequences, 1, 255, "sequences evaluated at once");
   schema.integer("token_budget", &o.token_budget, 1, 1 << 20, "tokens a step");
   schema.integer("block_tokens", &o.block_tokens, 1, 255, "tokens of a KV block");
-  schema.flag("prefix_cache", &o.prefix_cache, "keep the KV of prompts for later ones");
+  schema.flag("prefix_cache", &o.prefix_cache, "keep the KV of prompts for later ones (prefill, both)");
   schema.integer("threads", &o.threads, 0, 1024, "threads; 0: one per core");
   schema.text("pace", &o.pace, "pad each step to this profile's time (docs/pace-profile.md); for simulated machines");
   schema.integer("lease_bytes", &o.lease_bytes, 0, INT64_MAX, "memory for KV between prefill and decode");
@@ -105,7 +105,9 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
   out.sequences = static_cast<uint32_t>(o.sequences);
   out.token_budget = static_cast<uint32_t>(o.token_budget);
   out.block_tokens = static_cast<uint32_t>(o.block_tokens);
-  out.prefix_cache = o.prefix_cache;
+  // A decode worker never evaluates a prompt, and every sequence id that its cache would hold costs time in
+  // each step (ARCHITECTURE.md, "256 sequence ids").
+  out.prefix_cache = o.prefix_cache && o.role != "decode";
   out.threads = static_cast<uint32_t>(o.threads);
   return out;
 }
