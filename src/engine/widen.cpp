@@ -157,6 +157,7 @@ Status Widener::build_head(const GgufSummary& summary) {
 }
 
 Status Widener::read_at(uint64_t offset, std::span<uint8_t> to) {
+  if (to.empty()) return {};  // its pointer may be null, which the C library must not get
   const bool there = fseeko(in_.get(), static_cast<off_t>(offset), SEEK_SET) == 0 &&
                      std::fread(to.data(), 1, to.size(), in_.get()) == to.size();
   if (there) return {};
@@ -164,6 +165,7 @@ Status Widener::read_at(uint64_t offset, std::span<uint8_t> to) {
 }
 
 Status Widener::put(std::FILE* out, std::span<const uint8_t> bytes) const {
+  if (bytes.empty()) return {};  // as above
   if (std::fwrite(bytes.data(), 1, bytes.size(), out) == bytes.size()) return {};
   return Error{ErrorCode::kIo, "the widened model cannot be written: is the disk full?"};
 }
