@@ -141,7 +141,12 @@ class Node {
     options.context_tokens = 512;
     options.kv_tokens = 4096;
     options.sequences = 16;
+#ifdef __SANITIZE_THREAD__
+    // OpenMP is off there, and the threads of ggml that take its place spin at barriers: minutes a test.
+    options.threads = 1;
+#else
     options.threads = 2;
+#endif
     return options;
   }
 
