@@ -65,7 +65,6 @@ class Safetensors {
   // Error: kInvalid, naming the key.
   Result<std::string> metadata(std::string_view key) const;
   Result<uint64_t> metadata_number(std::string_view key) const;
-  const std::map<std::string, std::string, std::less<>>& all_metadata() const { return metadata_; }
 
  private:
   Result<const Tensor*> expect(std::string_view name, TensorType type, size_t dims) const;
