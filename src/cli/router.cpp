@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "cli/commands.h"
+#include "cli/router_edge.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
@@ -38,13 +39,15 @@ struct RouterArguments {
   int64_t seed = 1;
   bool shuffle_signatures = false;
   int64_t prefix_bytes = 1024;
-  int64_t health_interval_ms = 1'000;
+  int64_t health_interval_ms = 1'000, failures_until_out = 3, breaker_open_ms = 1'000, breaker_probes = 2,
+          slow_start_ms = 5'000;
   int64_t retries = 2;
   int64_t prefill_deadline_ms = 600'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
   int64_t body_bytes = 64LL << 20;
   int64_t max_inflight = 4096;
   int64_t decisions = 1024;
   int64_t drain_ms = 30'000;
+  EdgeArguments edge;
 };
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
@@ -75,6 +78,14 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.flag("shuffle_signatures", &o.shuffle_signatures, "ablation: decide with another request's expert counts");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
+  schema.integer("failures_until_out", &o.failures_until_out, 1, 1000,
+                 "checks, or requests, that fail in a row before a worker is out");
+  schema.integer("breaker_open_ms", &o.breaker_open_ms, 1, kDayMs,
+                 "until a worker whose requests failed is tried again");
+  schema.integer("breaker_probes", &o.breaker_probes, 1, 1000,
+                 "requests at once to a worker whose requests had failed, until one succeeds");
+  schema.integer("slow_start_ms", &o.slow_start_ms, 0, kDayMs,
+                 "until a worker that was out has a full share again; 0: at once");
   schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
   schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
   schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
@@ -84,11 +95,12 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("max_inflight", &o.max_inflight, 1, 1'000'000, "requests served at once");
   schema.integer("decisions", &o.decisions, 0, 1'000'000, "last decisions kept for /status");
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
+  o.edge.add_to(schema);
   schema.accept_config_file();
   return schema;
 }
 
-router::RouterOptions router_options(const RouterArguments& o) {
+Result<router::RouterOptions> router_options(const RouterArguments& o) {
   router::RouterOptions out;
   out.host = o.host;
   out.port = static_cast<uint16_t>(o.port);
@@ -114,6 +126,10 @@ router::RouterOptions router_options(const RouterArguments& o) {
   out.refit.seed = static_cast<uint64_t>(o.seed);
   out.manage_workers = o.manage_workers;
   out.health_interval_ms = milliseconds(o.health_interval_ms);
+  out.failures_until_out = static_cast<uint32_t>(o.failures_until_out);
+  out.breaker_open_ms = milliseconds(o.breaker_open_ms);
+  out.breaker_probes = static_cast<uint32_t>(o.breaker_probes);
+  out.slow_start_ms = milliseconds(o.slow_start_ms);
   out.retries = static_cast<uint32_t>(o.retries);
   out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
   out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);
@@ -121,6 +137,7 @@ router::RouterOptions router_options(const RouterArguments& o) {
   out.body_bytes = static_cast<size_t>(o.body_bytes);
   out.max_inflight = static_cast<size_t>(o.max_inflight);
   out.decisions = static_cast<size_t>(o.decisions);
+  if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;
 }
 
@@ -152,9 +169,11 @@ int run_router(Args args) {
     fmt::print("{}", schema.help());
     return 0;
   }
+  Result<router::RouterOptions> configured = router_options(options);
+  if (!configured) return fail("router", configured.error(), 2);
   const SystemClock clock;
   asio::io_context context(1);
-  auto router = router::Router::make(context.get_executor(), router_options(options), clock);
+  auto router = router::Router::make(context.get_executor(), *std::move(configured), clock);
   if (!router) {
     fmt::print(stderr, "kindred router: {}\n", router.error().message);
     return router.error().code == ErrorCode::kInvalid ? 2 : 1;
@@ -165,6 +184,9 @@ int run_router(Args args) {
   }
   fmt::print("kindred router: listening on http://{}:{} ({} prefill, {} decode, {} whole; policy {})\n", options.host,
              *port, options.prefill.size(), options.decode.size(), options.worker.size(), options.decode_policy);
+  if (const auto admin = (*router)->admin_port()) {
+    fmt::print("kindred router: admin on http://{}:{}\n", options.edge.admin_host, *admin);
+  }
   std::fflush(stdout);
   return serve(context, **router, milliseconds(options.drain_ms));
 }

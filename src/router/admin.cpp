@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "router/headers.h"
+#include "router/health.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -31,6 +32,8 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (!worker.problem.empty()) out["problem"] = worker.problem;
   if (!worker.description.models.empty()) out["dialect"] = fleet::to_string(worker.description.dialect);
   if (worker.cohort >= 0) out["cohort"] = worker.cohort;
+  if (worker.breaker != fleet::BreakerState::kClosed) out["breaker"] = fleet::to_string(worker.breaker);
+  if (worker.share < 1) out["share"] = worker.share;
   if (worker.removed) out["removed"] = true;
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;
@@ -140,6 +143,18 @@ net::Task<void> answer_json(Exchange& exchange, int status, std::string body) {
   co_await exchange.answer(status, headers_for(exchange, "application/json"), body);
 }
 
+bool reads(const Exchange& exchange) {
+  const std::string& method = exchange.request.head.method;
+  return method == "GET" || method == "HEAD";
+}
+
+net::Task<void> refuse_method(Exchange& exchange) {
+  ApiError error = api_error(invalid(fmt::format("{} answers GET", exchange.request.head.path())));
+  error.status = 405;
+  error.allow = "GET, HEAD";
+  co_await exchange.fail(std::move(error));
+}
+
 net::Task<void> answer_status(Core& core, Exchange& exchange) {
   size_t decisions = kDefaultDecisions;
   if (const auto asked = exchange.request.head.query_value("decisions")) {
@@ -152,12 +167,6 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
     }
   }
   co_await answer_json(exchange, 200, status_json(core, decisions));
-}
-
-net::Task<void> answer_ready(Core& core, Exchange& exchange) {
-  const std::string reason = not_ready_reason(core);
-  const Json body = reason.empty() ? Json{{"status", "ready"}} : Json{{"status", "not_ready"}, {"reason", reason}};
-  co_await answer_json(exchange, reason.empty() ? 200 : 503, dump(body));
 }
 
 }  // namespace
@@ -180,7 +189,7 @@ std::string status_json(const Core& core, size_t decisions) {
   for (auto it = records.rbegin(); it != records.rend() && last.size() < decisions; ++it) {
     last.push_back(decision_json(core, *it));
   }
-  const std::string reason = not_ready_reason(core);
+  const std::string reason = unserved_reason(core, {});
   return dump({
       {"v", 1},
       {"ready", reason.empty()},
@@ -197,42 +206,30 @@ std::string status_json(const Core& core, size_t decisions) {
   });
 }
 
-std::string not_ready_reason(const Core& core) {
-  if (core.draining) return "the router is shutting down";
-  const fleet::Serving serving = core.fleet.serving({});
-  if (serving.paired || serving.plain_up > 0) return {};
-  if (serving.prefill_up > 0 && serving.decode_up > 0) {
-    return "prefill and decode workers are up, but no two with the same model fingerprint";
-  }
-  if (serving.prefill_up > 0) return "no decode worker is up";
-  if (serving.decode_up > 0) return "no prefill worker is up";
-  return "no worker is up";
-}
-
 std::string served_models_text(const Core& core) {
   std::string out;
   for (const fleet::ServedModel& model : core.fleet.models()) out += (out.empty() ? "" : ", ") + model.id;
   return out.empty() ? "none yet" : out;
 }
 
-net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
+net::Task<bool> answer_open(Core& core, Exchange& exchange) {
   const std::string_view path = exchange.request.head.path();
-  const bool ours =
-      path == "/v1/models" || path == "/health" || path == "/ready" || path == "/metrics" || path == "/status";
-  if (!ours) co_return false;
-  const std::string& method = exchange.request.head.method;
-  if (method != "GET" && method != "HEAD") {
-    ApiError error = api_error(invalid(fmt::format("{} answers GET", path)));
-    error.status = 405;
-    error.allow = "GET, HEAD";
-    co_await exchange.fail(std::move(error));
+  if (path != "/v1/models" && path != "/health" && path != "/ready") co_return false;
+  if (!reads(exchange)) {
+    co_await refuse_method(exchange);
   } else if (path == "/v1/models") {
     co_await answer_json(exchange, 200, models_json(core));
-  } else if (path == "/health") {
-    std::string body = core.draining ? R"({"status":"draining"})" : R"({"status":"ok"})";
-    co_await answer_json(exchange, core.draining ? 503 : 200, std::move(body));
-  } else if (path == "/ready") {
-    co_await answer_ready(core, exchange);
+  } else {
+    co_await answer_health(core, exchange);
+  }
+  co_return true;
+}
+
+net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
+  const std::string_view path = exchange.request.head.path();
+  if (path != "/metrics" && path != "/status") co_return false;
+  if (!reads(exchange)) {
+    co_await refuse_method(exchange);
   } else if (path == "/status") {
     co_await answer_status(core, exchange);
   } else {

@@ -83,19 +83,21 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
       out.error = api_error({ErrorCode::kUnavailable, fmt::format("{} could not be reached", who)});
       break;
     case ErrorCode::kTimeout:
-      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+      core.worker_failed(worker, why);
       out.error = api_error({ErrorCode::kTimeout, fmt::format("{} did not answer in time", who)});
       break;
+    case ErrorCode::kExhausted:  // the router's own limit: no fault of the worker's
+      out.error = api_error({ErrorCode::kExhausted, fmt::format("no connection to {} is free", who)});
+      break;
     case ErrorCode::kCancelled: out.error = api_error(error); break;
-    default:
-      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
-      out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
+    default: core.worker_failed(worker, why); out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
   }
   return out;
 }
 
 bool worth_retrying(const Error& error) {
-  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt;
+  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt ||
+         error.code == ErrorCode::kExhausted;
 }
 
 bool worth_retrying(int status) { return status >= 500 || status == 429; }

@@ -8,6 +8,7 @@
 
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
+#include "router/edge_options.h"
 
 namespace kindred::router {
 
@@ -24,6 +25,7 @@ struct RefitSettings {
 struct RouterOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
+  EdgeOptions edge;
 
   std::vector<std::string> prefill;  // URLs
   std::vector<std::string> decode;   // URLs; cohort i belongs to the i-th
@@ -37,7 +39,10 @@ struct RouterOptions {
 
   std::chrono::milliseconds health_interval_ms{1'000};
   std::chrono::milliseconds health_timeout_ms{2'000};
-  uint32_t failures_until_out = 3;
+  uint32_t failures_until_out = 3;                   // checks in a row, or requests in a row
+  std::chrono::milliseconds breaker_open_ms{1'000};  // until requests are tried again
+  uint32_t breaker_probes = 2;                       // so many at once, until one succeeds
+  std::chrono::milliseconds slow_start_ms{5'000};    // of a worker that was out; 0: none
 
   uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
 
