@@ -16,6 +16,7 @@
 #include "base/config.h"
 #include "cli/commands.h"
 #include "cli/router_edge.h"
+#include "cli/router_kv.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
@@ -48,6 +49,7 @@ struct RouterArguments {
   int64_t decisions = 1024;
   int64_t drain_ms = 30'000;
   EdgeArguments edge;
+  KvArguments kv;
 };
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
@@ -96,6 +98,7 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("decisions", &o.decisions, 0, 1'000'000, "last decisions kept for /status");
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
   o.edge.add_to(schema);
+  o.kv.add_to(schema);
   schema.accept_config_file();
   return schema;
 }
@@ -137,6 +140,7 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.body_bytes = static_cast<size_t>(o.body_bytes);
   out.max_inflight = static_cast<size_t>(o.max_inflight);
   out.decisions = static_cast<size_t>(o.decisions);
+  o.kv.apply(out);
   if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;
 }

@@ -22,6 +22,11 @@ bool KvIndex::known(WorkerId worker) const {
   return block_tokens_.contains(worker);
 }
 
+bool KvIndex::any_known() const {
+  const std::lock_guard lock(mutex_);
+  return !block_tokens_.empty();
+}
+
 std::vector<KvIndex::HeldTokens> KvIndex::held(std::span<const uint32_t> tokens, std::string_view adapter) const {
   const std::lock_guard lock(mutex_);
   std::set<uint32_t> sizes;  // one, unless workers were started with different settings

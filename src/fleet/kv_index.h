@@ -36,6 +36,7 @@ class KvIndex {
 
   // Whether the worker's events have told anything yet; else what it holds is not known.
   bool known(WorkerId worker) const;
+  bool any_known() const;
   // How many tokens of the prompt, from its start, each worker holds; those that hold none are left out.
   // `adapter`: LoRA adapter; empty: none. O(tokens).
   std::vector<HeldTokens> held(std::span<const uint32_t> tokens, std::string_view adapter) const;

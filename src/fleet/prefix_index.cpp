@@ -282,21 +282,42 @@ void PrefixIndex::store(WorkerId worker, const StoredBlocks& blocks) {
   for (size_t i = 0; i < count; ++i) {
     hash = chain_block(hash, blocks.tokens.subspan(i * blocks.block_tokens, blocks.block_tokens),
                        blocks.salts.empty() ? std::string_view() : blocks.salts[i]);
-    pinned_ = parent;
-    const uint32_t node = find_or_add(hash, parent);
-    pinned_ = node;
-    const bool held = node != 0 && hold(slot, blocks.engine_hashes[i], node);
-    pinned_ = 0;
-    if (!held) {
+    parent = store_one(slot, blocks.engine_hashes[i], hash, parent);
+    if (parent == 0) {
       counts_.refused += count - i;
-      free_if_unused(node != 0 ? node : parent);
       break;
     }
-    touch(nodes_[node]);
-    ++counts_.stored;
-    parent = node;
   }
   tick(count);
+}
+
+void PrefixIndex::store(WorkerId worker, std::span<const BlockHash> chain) {
+  if (retired_) sweep(kSweepStep);
+  const uint32_t slot = slot_for(worker);
+  uint32_t parent = 0;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    parent = slot == kNoSlot ? 0 : store_one(slot, chain[i], chain[i], parent);
+    if (parent == 0) {
+      counts_.refused += chain.size() - i;
+      break;
+    }
+  }
+  tick(chain.size());
+}
+
+uint32_t PrefixIndex::store_one(uint32_t slot, uint64_t engine_hash, BlockHash hash, uint32_t parent) {
+  pinned_ = parent;
+  const uint32_t node = find_or_add(hash, parent);
+  pinned_ = node;
+  const bool held = node != 0 && hold(slot, engine_hash, node);
+  pinned_ = 0;
+  if (!held) {
+    free_if_unused(node != 0 ? node : parent);
+    return 0;
+  }
+  touch(nodes_[node]);
+  ++counts_.stored;
+  return node;
 }
 
 void PrefixIndex::remove(WorkerId worker, std::span<const uint64_t> engine_hashes) {

@@ -79,6 +79,8 @@ class PrefixIndex {
 
   // tokens.size() must be engine_hashes.size() x block_tokens.
   void store(WorkerId worker, const StoredBlocks& blocks);
+  // Blocks from the root on whose hashes are made already; they are the engine's names, too.
+  void store(WorkerId worker, std::span<const BlockHash> chain);
   void remove(WorkerId worker, std::span<const uint64_t> engine_hashes);
   void clear(WorkerId worker);  // it holds nothing any more
 
@@ -129,6 +131,8 @@ class PrefixIndex {
   std::optional<HoldingTable::Place> place_of(uint32_t slot, uint64_t engine_hash) const;
   uint32_t held_node(uint32_t slot, uint64_t engine_hash) const;
   void drop(HoldingTable::Place place);
+  // Stores one block behind `parent` and returns its node, 0 if there is no room.
+  uint32_t store_one(uint32_t slot, uint64_t engine_hash, BlockHash hash, uint32_t parent);
   bool hold(uint32_t slot, uint64_t engine_hash, uint32_t node);
   static bool unused(const Node& node) { return node.holders == HolderSets::kNone && node.children == 0; }
   void touch(Node& node) { node.used = epoch_; }

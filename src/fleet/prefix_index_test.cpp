@@ -221,6 +221,18 @@ TEST(PrefixIndex, ALostParentMakesOrphans) {
   EXPECT_EQ(index.counts().blocks, 0U);
 }
 
+TEST(PrefixIndex, StoresChainsOfReadyHashes) {
+  PrefixIndex index({.budget_bytes = 1 << 20, .workers = 2});
+  std::vector<BlockHash> chain;
+  const Path path = {1, 2, 3, 4, 5, 6};
+  chain_blocks(kRoot, path, kTokens, chain);
+  index.store(1, std::span(chain).first(2));
+  index.store(2, chain);
+  EXPECT_EQ(match(index, path), (std::vector<Held>{{1, 2}, {2, 3}}));
+  index.remove(2, std::span(chain).first(1));
+  EXPECT_EQ(match(index, path), (std::vector<Held>{{1, 2}}));
+}
+
 TEST(PrefixIndex, AdaptersBlockSizesAndSaltsDoNotMix) {
   std::set<BlockHash> roots = {chain_root("", 16), chain_root("", 32), chain_root("lora", 16)};
   EXPECT_EQ(roots.size(), 3U);

@@ -8,6 +8,7 @@
 #include "policy/band.h"
 #include "policy/chooser.h"
 #include "policy/domain.h"
+#include "policy/held_price.h"
 #include "policy/shuffled.h"
 
 namespace kindred::policy {
@@ -196,6 +197,9 @@ Result<std::unique_ptr<DecodePolicy>> make_plain(const DecodePolicyOptions& opti
   if (!(options.load_cap == 0 || options.load_cap >= 1)) {
     return wrong("load_cap", fmt::to_string(options.load_cap), "0 (none), 1 or more");
   }
+  if (!(options.held_weight >= 0 && options.held_weight <= 1e9)) {
+    return wrong("held_weight", fmt::to_string(options.held_weight), "0 (none) to 1e9");
+  }
   const Chooser chooser(*tie_break, options.seed);
   if (options.name == kBandName) return Made(std::make_unique<LocalityBand>(chooser, options.tau, options.load_cap));
   if (options.name == kLeastLoadedName) return Made(std::make_unique<LeastLoaded>(kLeastLoadedName, chooser));
@@ -210,7 +214,10 @@ Result<std::unique_ptr<DecodePolicy>> make_plain(const DecodePolicyOptions& opti
 
 Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptions& options) {
   Result<std::unique_ptr<DecodePolicy>> made = make_plain(options);
-  if (!made || !options.shuffle_signatures) return made;
+  if (!made) return made;
+  if (options.held_weight > 0)
+    made = std::unique_ptr<DecodePolicy>(new HeldPrice(*std::move(made), options.held_weight));
+  if (!options.shuffle_signatures) return made;
   return std::unique_ptr<DecodePolicy>(std::make_unique<ShuffledSignatures>(std::move(*made), options.seed));
 }
 

@@ -37,6 +37,7 @@ struct DecodeRequest {
   std::string_view model_fingerprint = {};       // of the prefill worker; empty: unknown, not compared
   double load = 1;                               // what the request adds to a worker's load, > 0; n for n choices
   std::string_view label = {};                   // the client's name for the request's domain; empty: none
+  double prompt_tokens = 0;                      // counted or estimated; 0: not known
 };
 
 class DecodePolicy {
@@ -53,6 +54,7 @@ struct DecodePolicyOptions {
   std::string name = "locality-band";
   double tau = 0.1;                  // locality-band: similarity a candidate may lose to the best, 0..2
   double load_cap = 1.25;            // locality-band, domain: multiple of the mean load, >= 1; 0 or inf: none
+  double held_weight = 0;            // requests that a whole conversation's KV is worth (policy/held_price.h); 0: none
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;                 // of the generator behind random choices
   bool shuffle_signatures = false;   // ablation: decide with another request's counts (policy/shuffled.h)

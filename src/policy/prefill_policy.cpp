@@ -8,6 +8,7 @@
 
 #include "policy/chooser.h"
 #include "policy/hash_ring.h"
+#include "policy/kv_aware.h"
 
 namespace kindred::policy {
 namespace {
@@ -15,7 +16,8 @@ namespace {
 constexpr std::string_view kPrefixHashName = "prefix-hash";
 constexpr std::string_view kLeastLoadedName = "least-loaded";
 constexpr std::string_view kRoundRobinName = "round-robin";
-constexpr auto kNames = std::to_array<std::string_view>({kPrefixHashName, kLeastLoadedName, kRoundRobinName});
+constexpr auto kNames =
+    std::to_array<std::string_view>({kPrefixHashName, kKvAwareName, kLeastLoadedName, kRoundRobinName});
 constexpr uint32_t kMaxVnodes = 4096;
 
 class RoundRobin final : public PrefillPolicy {
@@ -143,6 +145,7 @@ Result<std::unique_ptr<PrefillPolicy>> make_prefill_policy(const PrefillPolicyOp
   if (!(options.load_factor >= 1)) return wrong("load_factor", fmt::to_string(options.load_factor), "1 or more");
   const Chooser chooser(*tie_break, options.seed);
   if (options.name == kPrefixHashName) return Made(std::make_unique<PrefixHash>(chooser, options));
+  if (options.name == kKvAwareName) return Made(std::make_unique<KvAware>(chooser, options.load_factor));
   if (options.name == kLeastLoadedName) return Made(std::make_unique<LeastLoaded>(chooser));
   if (options.name == kRoundRobinName) return Made(std::make_unique<RoundRobin>(chooser));
   return wrong("name", options.name, fmt::format("{}", fmt::join(kNames, ", ")));

@@ -1,7 +1,8 @@
 // Which prefill worker (or, without PD disaggregation, which worker) gets a request.
 //
 // Policies: `prefix-hash` (consistent ring over the key's first bytes, with bounded load),
-// `least-loaded`, `round-robin`.
+// `kv-aware` (least cost, by what each worker holds of the prompt; policy/kv_aware.h), `least-loaded`,
+// `round-robin`.
 //
 // Thread-safety: a policy keeps a cursor and a ring; use it from one thread, or under one lock. Equal
 // seeds and equal sequences of calls give equal decisions. `choose` does not block; it costs O(workers),
@@ -25,6 +26,7 @@ struct PrefillSnapshot {
 
 struct PrefillRequest {
   std::string_view key = {};  // raw bytes of `prompt` or `messages`, as the client sent them; may be empty
+  double prompt_tokens = 0;   // counted or estimated; 0: not known
 };
 
 class PrefillPolicy {
@@ -33,12 +35,14 @@ class PrefillPolicy {
   // No value: no worker is available.
   virtual std::optional<Decision> choose(const PrefillSnapshot& snapshot, const PrefillRequest& request) = 0;
   virtual std::string_view name() const = 0;
+  // Whether `choose` looks at what workers hold of the prompt, so that callers need not find out for others.
+  virtual bool wants_prefix() const { return false; }
 };
 
 struct PrefillPolicyOptions {
   std::string name = "prefix-hash";
   uint32_t prefix_bytes = 1024;      // prefix-hash: only so much of the key is hashed, > 0
-  double load_factor = 1.25;         // prefix-hash: multiple of the mean load the ring's worker may have, >= 1
+  double load_factor = 1.25;         // prefix-hash, kv-aware: multiple of the mean load that a worker may have, >= 1
   uint32_t vnodes = 160;             // prefix-hash: ring points per worker, 1..4096
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;

@@ -30,7 +30,7 @@ TEST(PrefillPolicy, FactoryNamesWhatItAccepts) {
   }
   const auto unknown = make_prefill_policy({.name = "fastest"});
   ASSERT_FALSE(unknown.ok());
-  EXPECT_NE(unknown.error().message.find("prefix-hash, least-loaded, round-robin"), std::string::npos);
+  EXPECT_NE(unknown.error().message.find("prefix-hash, kv-aware, least-loaded, round-robin"), std::string::npos);
   EXPECT_FALSE(make_prefill_policy({.prefix_bytes = 0}).ok());
   EXPECT_FALSE(make_prefill_policy({.load_factor = 0.9}).ok());
   EXPECT_FALSE(make_prefill_policy({.vnodes = 0}).ok());

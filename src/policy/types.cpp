@@ -48,6 +48,7 @@ std::string_view to_string(Reason reason) {
     case Reason::kRing: return "ring";
     case Reason::kSpill: return "spill";
     case Reason::kEmptyKey: return "empty_key";
+    case Reason::kHeld: return "held";
   }
   return "";
 }

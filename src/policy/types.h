@@ -23,6 +23,7 @@ struct WorkerView {
   // In (0, 1]: below 1 while the worker starts slowly, as a part of what the others get. `load` is raised
   // accordingly already; policies that do not look at load pass such a worker over with this chance.
   double share = 1;
+  double held_tokens = 0;  // of the request's prompt, from its start, that the worker has in its cache
 };
 
 // Who wins among equals. kRotate keeps a cursor, so that an idle fleet does not send everything to
@@ -56,7 +57,8 @@ enum class Reason {
   kDomain,    // domain: the label's own worker
   kRing,      // prefix-hash: the key's owner on the ring
   kSpill,     // prefix-hash, domain: the owner is over the load bound; least loaded instead
-  kEmptyKey,  // prefix-hash: nothing to hash; least loaded instead
+  kEmptyKey,  // prefix-hash, kv-aware: no prompt to go by; least loaded instead
+  kHeld,      // kv-aware: least cost, and it holds some of the prompt
 };
 
 std::string_view to_string(TieBreak tie_break);

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "router/headers.h"
 #include "router/health.h"
+#include "router/prefixes.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -201,6 +202,7 @@ std::string status_json(const Core& core, size_t decisions) {
       {"policy", policy_json(core)},
       {"cohorts", cohorts_json(core)},
       {"refit", refit_json(core)},
+      {"prefixes", core.prefixes ? core.prefixes->status() : Json(nullptr)},
       {"decisions_total", core.decisions.total()},
       {"decisions", std::move(last)},
   });
@@ -233,7 +235,8 @@ net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
   } else if (path == "/status") {
     co_await answer_status(core, exchange);
   } else {
-    const std::string body = core.metrics.render(core.fleet);
+    std::string body = core.metrics.render(core.fleet);
+    if (core.prefixes) body += core.prefixes->metrics();
     co_await exchange.answer(200, headers_for(exchange, "text/plain; version=0.0.4"), body);
   }
   co_return true;

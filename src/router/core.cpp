@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "router/prefixes.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -61,6 +62,7 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   auto whole = policy::make_decode_policy(plain);
   if (!whole) return std::move(whole).error();
   core->plain_policy = *std::move(whole);
+  if (Status ready = core->prepare_prefixes(); !ready) return std::move(ready).error();
   if (Status added = core->add_workers(); !added) return std::move(added).error();
   if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
   if (Status ready = core->prepare_refit(); !ready) return std::move(ready).error();
@@ -82,6 +84,9 @@ Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, cons
     return invalid(fmt::format("{}: {} workers already; at most {}", field, fleet.size(), kMaxWorkers), field);
   }
   if (before) {
+    if (prefixes) {
+      if (Status heard = prefixes->worker_added(*before, *endpoint); !heard) return std::move(heard).error();
+    }
     fleet.restore(*before);
     return *before;
   }
@@ -89,6 +94,10 @@ Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, cons
     return invalid(fmt::format("{}: {} different workers since the router started; restart it to add more", field,
                                fleet.recorded()),
                    field);
+  }
+  if (prefixes) {
+    const auto next = static_cast<fleet::WorkerId>(workers.size());
+    if (Status heard = prefixes->worker_added(next, *endpoint); !heard) return std::move(heard).error();
   }
   const fleet::WorkerId id = fleet.add({.url = endpoint->url(), .role = role});
   workers.push_back({*std::move(endpoint), std::make_shared<net::asio::steady_timer>(executor)});
@@ -101,6 +110,7 @@ Result<fleet::WorkerId> Core::remove_worker(const std::string& url) {
   for (fleet::WorkerId id = 0; id < workers.size(); ++id) {
     if (workers[id].endpoint != *endpoint || fleet.removed(id)) continue;
     fleet.remove(id);
+    if (prefixes) prefixes->worker_removed(id);
     workers[id].pause->cancel();  // its prober ends
     return id;
   }
@@ -143,6 +153,17 @@ Status Core::load_cohorts() {
                    "cohorts");
   }
   fleet.assign_cohorts(cohorts->cohorts());
+  return {};
+}
+
+Status Core::prepare_prefixes() {
+  if (!prefill_policy->wants_prefix() && options.decode_policy.held_weight <= 0) return {};
+  const size_t given = options.prefill.size() + options.decode.size() + options.worker.size();
+  // Those that may come; an index has room for 512.
+  const size_t most = options.manage_workers ? 512 : std::clamp<size_t>(given, 1, 512);
+  auto made = Prefixes::make(options.kv, static_cast<uint32_t>(most));
+  if (!made) return std::move(made).error();
+  prefixes = *std::move(made);
   return {};
 }
 

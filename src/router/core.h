@@ -26,6 +26,7 @@
 
 namespace kindred::router {
 
+class Prefixes;
 class Refitter;
 
 class Core {
@@ -83,6 +84,7 @@ class Core {
   // Null: none. A refit puts another one here; a decision holds the one it began with.
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
+  std::unique_ptr<Prefixes> prefixes;  // null: no policy asks what workers hold
   RouterMetrics metrics;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
@@ -94,6 +96,7 @@ class Core {
   Status add_workers();
   Status load_cohorts();
   Status prepare_refit();
+  Status prepare_prefixes();
 
   size_t background_ = 0, standing_ = 0;
   uint64_t id_seed_ = 0;

@@ -9,6 +9,7 @@
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
 #include "router/edge_options.h"
+#include "router/kv_options.h"
 
 namespace kindred::router {
 
@@ -33,6 +34,7 @@ struct RouterOptions {
 
   policy::PrefillPolicyOptions prefill_policy;
   policy::DecodePolicyOptions decode_policy;
+  KvOptions kv;         // for policies that ask what workers hold
   std::string cohorts;  // file; empty: none
   RefitSettings refit;
   bool manage_workers = false;  // POST and DELETE /workers change the fleet

@@ -19,6 +19,7 @@ PdFlow::PdFlow(CorePtr core, Exchange& exchange)
     : core_(std::move(core)), exchange_(exchange), meter_(core_->clock, exchange.arrived, core_->metrics) {}
 
 net::Task<void> PdFlow::run() {
+  if (core_->prefixes) prefix_ = co_await core_->prefixes->look_up(core_, exchange_);
   for (bool may_restart = true;; may_restart = false) {
     Step step = co_await prefill();
     if (step != Step::kGoOn) co_return;
@@ -61,12 +62,15 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot(
+  fleet::Snapshot snapshot = core_->fleet.snapshot(
       {.role = Role::kPrefill, .model = exchange_.model, .paired = true, .exclude = tried_prefill_});
-  const auto decision = core_->prefill_policy->choose({.workers = snapshot.views}, {.key = exchange_.scan.prompt});
+  if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
+  const auto decision = core_->prefill_policy->choose(
+      {.workers = snapshot.views}, {.key = exchange_.scan.prompt, .prompt_tokens = prefix_.prompt_tokens});
   if (!decision) return std::nullopt;
   prefill_reason_ = decision->reason;
   core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
+  if (core_->prefixes) core_->prefixes->sent(snapshot.ids[decision->worker], prefix_);
   return snapshot.ids[decision->worker];
 }
 
@@ -176,18 +180,21 @@ const expert::ExpertCounts* PdFlow::counts() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot(
+  fleet::Snapshot snapshot = core_->fleet.snapshot(
       {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
+  if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
   const policy::DecodeRequest request = {.counts = counts(),
                                          .model_fingerprint = reply_->fingerprint,
                                          .load = static_cast<double>(reply_->n),
-                                         .label = exchange_.label};
+                                         .label = exchange_.label,
+                                         .prompt_tokens = prefix_.prompt_tokens};
   const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
   const auto decision = core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
   if (!decision) return std::nullopt;
   const double took_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(took_s);
   core_->metrics.fell_back(decision->fallback);
+  if (core_->prefixes) core_->prefixes->sent(snapshot.ids[decision->worker], prefix_);
   record(snapshot, *decision, took_s);
   return snapshot.ids[decision->worker];
 }

@@ -17,6 +17,7 @@
 #include "router/exchange.h"
 #include "router/lease.h"
 #include "router/prefill_reply.h"
+#include "router/prefixes.h"
 #include "router/relay.h"
 
 namespace kindred::router {
@@ -60,6 +61,7 @@ class PdFlow {
   std::vector<fleet::WorkerId> tried_prefill_, tried_decode_;
   LegFailure failure_;  // of the last leg that did not work
 
+  PromptPrefix prefix_;  // if the core has prefixes
   fleet::WorkerId prefill_worker_ = 0;
   policy::Reason prefill_reason_ = policy::Reason::kLeastLoaded;
   std::optional<PrefillReply> reply_;

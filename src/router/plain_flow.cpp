@@ -22,6 +22,7 @@ PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, Role role)
     : core_(std::move(core)), exchange_(exchange), role_(role) {}
 
 net::Task<void> PlainFlow::run() {
+  if (core_->prefixes) prefix_ = co_await core_->prefixes->look_up(core_, exchange_);
   failure_ = {.error = no_worker(fmt::format("no worker that serves '{}' is up", exchange_.model))};
   for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
     const std::optional<fleet::WorkerId> worker = choose();
@@ -35,13 +36,25 @@ net::Task<void> PlainFlow::run() {
   co_await exchange_.fail(std::move(failure_));
 }
 
+// A worker that does the whole request is a prefill worker, too, for policies that look at prefixes.
+std::optional<policy::Decision> PlainFlow::decide(const fleet::Snapshot& snapshot) {
+  if (core_->prefill_policy->wants_prefix()) {
+    return core_->prefill_policy->choose({.workers = snapshot.views},
+                                         {.key = exchange_.scan.prompt, .prompt_tokens = prefix_.prompt_tokens});
+  }
+  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan)),
+                                         .label = exchange_.label,
+                                         .prompt_tokens = prefix_.prompt_tokens};
+  return core_->plain_policy->choose({.workers = snapshot.views}, request);
+}
+
 std::optional<fleet::WorkerId> PlainFlow::choose() {
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
-  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan)),
-                                         .label = exchange_.label};
-  const auto decision = core_->plain_policy->choose({.workers = snapshot.views}, request);
+  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
+  if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
+  const std::optional<policy::Decision> decision = decide(snapshot);
   if (!decision) return std::nullopt;
+  if (core_->prefixes) core_->prefixes->sent(snapshot.ids[decision->worker], prefix_);
   DecisionRecord out;
   out.request_id = exchange_.id;
   out.unix_s = core_->clock.unix_seconds();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "router/exchange.h"
+#include "router/prefixes.h"
 #include "router/relay.h"
 
 namespace kindred::router {
@@ -21,6 +22,7 @@ class PlainFlow {
 
  private:
   std::optional<fleet::WorkerId> choose();
+  std::optional<policy::Decision> decide(const fleet::Snapshot& snapshot);
   // Each: true when the client has its answer or is gone, false to try another worker.
   net::Task<bool> leg(fleet::WorkerId worker);
   net::Task<bool> relay_events(net::ClientResponse& response, fleet::WorkerId worker);
@@ -31,6 +33,7 @@ class PlainFlow {
   Exchange& exchange_;
   Role role_;
   std::vector<fleet::WorkerId> tried_;
+  PromptPrefix prefix_;  // if the core has prefixes
   LegFailure failure_;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "fleet/describe.h"
+#include "router/prefixes.h"
 
 namespace kindred::router {
 namespace {
@@ -74,9 +75,11 @@ net::Task<void> probe(Core& core, fleet::WorkerId worker) {
     failed(core, worker, description.error().message);
     co_return;
   }
+  const bool was_down = core.fleet.health(worker) == fleet::Health::kDown;
   if (!core.fleet.report_up(worker, *std::move(description))) co_return;
   const fleet::WorkerStatus now = core.fleet.worker_status(worker);
   if (now.health == fleet::Health::kUp) {
+    if (was_down && core.prefixes) core.prefixes->worker_returned(worker);
     core.log.info("{} is up: {}, {}", now.spec.url, to_string(now.spec.role), now.description.models.front());
   } else {
     core.log.warn("{} is of no use: {}", now.spec.url, now.problem);
