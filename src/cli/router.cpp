@@ -39,7 +39,8 @@ struct RouterArguments {
   int64_t seed = 1;
   bool shuffle_signatures = false;
   int64_t prefix_bytes = 1024;
-  int64_t health_interval_ms = 1'000;
+  int64_t health_interval_ms = 1'000, failures_until_out = 3, breaker_open_ms = 1'000, breaker_probes = 2,
+          slow_start_ms = 5'000;
   int64_t retries = 2;
   int64_t prefill_deadline_ms = 600'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
   int64_t body_bytes = 64LL << 20;
@@ -77,6 +78,14 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.flag("shuffle_signatures", &o.shuffle_signatures, "ablation: decide with another request's expert counts");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
+  schema.integer("failures_until_out", &o.failures_until_out, 1, 1000,
+                 "checks, or requests, that fail in a row before a worker is out");
+  schema.integer("breaker_open_ms", &o.breaker_open_ms, 1, kDayMs,
+                 "until a worker whose requests failed is tried again");
+  schema.integer("breaker_probes", &o.breaker_probes, 1, 1000,
+                 "requests at once to a worker whose requests had failed, until one succeeds");
+  schema.integer("slow_start_ms", &o.slow_start_ms, 0, kDayMs,
+                 "until a worker that was out has a full share again; 0: at once");
   schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
   schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
   schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
@@ -117,6 +126,10 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.refit.seed = static_cast<uint64_t>(o.seed);
   out.manage_workers = o.manage_workers;
   out.health_interval_ms = milliseconds(o.health_interval_ms);
+  out.failures_until_out = static_cast<uint32_t>(o.failures_until_out);
+  out.breaker_open_ms = milliseconds(o.breaker_open_ms);
+  out.breaker_probes = static_cast<uint32_t>(o.breaker_probes);
+  out.slow_start_ms = milliseconds(o.slow_start_ms);
   out.retries = static_cast<uint32_t>(o.retries);
   out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
   out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);

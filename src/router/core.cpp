@@ -27,13 +27,23 @@ net::ClientOptions probe_options(const RouterOptions& options) {
   return out;
 }
 
+fleet::FleetOptions fleet_options(const RouterOptions& options) {
+  fleet::FleetOptions out;
+  out.failures_until_out = options.failures_until_out;
+  out.breaker.faults_until_open = options.failures_until_out;
+  out.breaker.open_ms = options.breaker_open_ms;
+  out.breaker.probes = options.breaker_probes;
+  out.breaker.slow_start_ms = options.slow_start_ms;
+  return out;
+}
+
 }  // namespace
 
 Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& time)
     : executor(std::move(with)),
       options(std::move(given)),
       clock(time),
-      fleet(time, {.failures_until_out = options.failures_until_out}),
+      fleet(time, fleet_options(options)),
       client(executor, options.edge.upstream),
       probe_client(executor, probe_options(options)),
       decisions(options.decisions),
@@ -158,8 +168,22 @@ Status Core::prepare_refit() {
 }
 
 void Core::worker_refused(fleet::WorkerId id, const std::string& why) {
-  if (fleet.report_out(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
+  if (fleet.report_refused(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
   workers[id].pause->cancel();  // check now
+}
+
+void Core::worker_failed(fleet::WorkerId id, const std::string& why) {
+  if (fleet.report_fault(id, fleet::Fault::kTransport)) log.warn("{}: breaker open: {}", endpoint(id).url(), why);
+}
+
+void Core::worker_answered(fleet::WorkerId id, int status) {
+  if (status == 500 || status == 502 || status == 504) {
+    if (fleet.report_fault(id, fleet::Fault::kAnswer)) {
+      log.warn("{}: breaker open: status {}", endpoint(id).url(), status);
+    }
+  } else if (fleet.report_answered(id)) {
+    log.info("{}: breaker closed", endpoint(id).url());
+  }
 }
 
 bool Core::spawn(CorePtr core, net::Task<void> task, bool standing) {

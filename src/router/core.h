@@ -48,6 +48,12 @@ class Core {
   // A connection was refused or broke while a request needed it: the worker is out until a health
   // check, which is made at once, says otherwise.
   void worker_refused(fleet::WorkerId id, const std::string& why);
+  // It was too slow, or broke off: a fault for its breaker.
+  void worker_failed(fleet::WorkerId id, const std::string& why);
+  // The head of its answer is there. 500, 502 and 504 are faults of its own; whatever else it says, it is alive.
+  void worker_answered(fleet::WorkerId id, int status);
+  // All of its answer is there.
+  void worker_completed(fleet::WorkerId id) { fleet.report_completed(id); }
 
   // Runs `task` beside everything else; it keeps the core alive. Returns false, and runs nothing, when
   // the router is closing or kMaxBackground tasks run already. `standing`: it ends only when the router

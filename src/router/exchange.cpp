@@ -86,16 +86,14 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
       out.error = api_error({ErrorCode::kUnavailable, fmt::format("{} could not be reached", who)});
       break;
     case ErrorCode::kTimeout:
-      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+      core.worker_failed(worker, why);
       out.error = api_error({ErrorCode::kTimeout, fmt::format("{} did not answer in time", who)});
       break;
     case ErrorCode::kExhausted:  // the router's own limit: no fault of the worker's
       out.error = api_error({ErrorCode::kExhausted, fmt::format("no connection to {} is free", who)});
       break;
     case ErrorCode::kCancelled: out.error = api_error(error); break;
-    default:
-      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
-      out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
+    default: core.worker_failed(worker, why); out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
   }
   return out;
 }

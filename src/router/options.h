@@ -39,7 +39,10 @@ struct RouterOptions {
 
   std::chrono::milliseconds health_interval_ms{1'000};
   std::chrono::milliseconds health_timeout_ms{2'000};
-  uint32_t failures_until_out = 3;
+  uint32_t failures_until_out = 3;                   // checks in a row, or requests in a row
+  std::chrono::milliseconds breaker_open_ms{1'000};  // until requests are tried again
+  uint32_t breaker_probes = 2;                       // so many at once, until one succeeds
+  std::chrono::milliseconds slow_start_ms{5'000};    // of a worker that was out; 0: none
 
   uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
 

@@ -8,6 +8,7 @@
 #include "router/admin.h"
 #include "router/exchange.h"
 #include "router/headers.h"
+#include "router/health.h"
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
@@ -54,16 +55,8 @@ std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
     if (models.size() == 1) exchange.model = models.front().id;
   }
   if (!exchange.model.empty() && core.fleet.serving(exchange.model).known) return std::nullopt;
-  if (core.fleet.models().empty()) return no_worker(not_ready_reason(core));
+  if (core.fleet.models().empty()) return no_worker(unserved_reason(core, {}));
   return model_not_found(exchange.model, served_models_text(core));
-}
-
-std::string why_unserved(const fleet::Serving& serving, std::string_view model) {
-  if (serving.prefill_up > 0 && serving.decode_up > 0) {
-    return fmt::format("prefill and decode workers of '{}' are up, but no two with the same model fingerprint", model);
-  }
-  if (serving.prefill_up > 0) return fmt::format("no decode worker that serves '{}' is up", model);
-  return fmt::format("no {}worker that serves '{}' is up", serving.decode_up > 0 ? "prefill " : "", model);
 }
 
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
@@ -75,7 +68,7 @@ net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
     PlainFlow flow(core, exchange);
     co_await flow.run();
   } else {
-    ApiError error = no_worker(why_unserved(serving, exchange.model));
+    ApiError error = no_worker(unserved_reason(*core, exchange.model));
     co_await exchange.fail(std::move(error));
   }
 }

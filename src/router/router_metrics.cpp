@@ -90,6 +90,10 @@ std::string RouterMetrics::render(const fleet::Fleet& fleet) {
         .set(static_cast<double>(worker.in_flight));
     registry_.gauge("kindred_router_worker_up", "1 if the worker is up.", labels)
         .set(worker.health == fleet::Health::kUp ? 1 : 0);
+    registry_
+        .gauge("kindred_router_breaker_open",
+               "1 while the worker's requests failed in a row and none has succeeded since.", labels)
+        .set(worker.breaker == fleet::BreakerState::kClosed ? 0 : 1);
   }
   return registry_.render();
 }

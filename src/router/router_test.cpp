@@ -167,6 +167,7 @@ TEST_F(RouterServerTest, PlainWorkersGetBytesAsTheyAre) {
 }
 
 TEST_F(RouterServerTest, PlainWorkersShareTheLoadAndStandInForEachOther) {
+  options_.failures_until_out = 100;  // not what is tested here
   FakeWorker& w0 = add(Role::kBoth, "");
   FakeWorker& w1 = add(Role::kBoth, "");
   start();
