@@ -39,6 +39,9 @@ TEST(RequestHead, TurnsAbsoluteFormIntoOriginForm) {
   EXPECT_EQ(*head->headers.find("Host"), "real:81");
   EXPECT_EQ(request("GET http://h HTTP/1.1\r\nHost: h\r\n\r\n")->target, "/");
   EXPECT_EQ(request("GET http://h?x HTTP/1.1\r\nHost: h\r\n\r\n")->target, "/?x");
+  for (const char* authority : {"a,b", "a\tb", "u@h", ""}) {
+    EXPECT_FALSE(request("GET http://" + std::string(authority) + "/ HTTP/1.1\r\nHost: h\r\n\r\n").ok()) << authority;
+  }
 }
 
 TEST(RequestHead, RefusesWhatIsNot) {
