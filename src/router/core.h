@@ -26,6 +26,7 @@
 
 namespace kindred::router {
 
+class Edge;
 class Prefixes;
 class Refitter;
 
@@ -86,6 +87,7 @@ class Core {
   std::shared_ptr<Refitter> refitter;  // null: off
   std::unique_ptr<Prefixes> prefixes;  // null: no policy asks what workers hold
   RouterMetrics metrics;
+  std::shared_ptr<Edge> edge;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
   size_t requests_in_flight = 0;
