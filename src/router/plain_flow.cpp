@@ -49,6 +49,7 @@ std::optional<policy::Decision> PlainFlow::decide(const fleet::Snapshot& snapsho
 }
 
 std::optional<fleet::WorkerId> PlainFlow::choose() {
+  const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
   fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
   if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
@@ -75,6 +76,8 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
 }
 
 net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
+  ScopedSpan span(exchange_.trace, core_->clock, "worker", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   net::RequestHead head = worker_head(exchange_);
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;
