@@ -16,6 +16,7 @@
 #include "base/config.h"
 #include "cli/commands.h"
 #include "cli/router_edge.h"
+#include "cli/router_experiment.h"
 #include "cli/router_kv.h"
 #include "cli/terminal.h"
 
@@ -50,6 +51,7 @@ struct RouterArguments {
   int64_t drain_ms = 30'000;
   EdgeArguments edge;
   KvArguments kv;
+  ExperimentArguments experiment;
 };
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
@@ -99,11 +101,12 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
   o.edge.add_to(schema);
   o.kv.add_to(schema);
+  o.experiment.add_to(schema);
   schema.accept_config_file();
   return schema;
 }
 
-Result<router::RouterOptions> router_options(const RouterArguments& o) {
+Result<router::RouterOptions> router_options(RouterArguments& o) {
   router::RouterOptions out;
   out.host = o.host;
   out.port = static_cast<uint16_t>(o.port);
@@ -141,6 +144,7 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.max_inflight = static_cast<size_t>(o.max_inflight);
   out.decisions = static_cast<size_t>(o.decisions);
   o.kv.apply(out);
+  if (Status applied = o.experiment.apply(out); !applied) return std::move(applied).error();
   if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;
 }

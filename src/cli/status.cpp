@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "cli/chat_load.h"
 #include "cli/commands.h"
+#include "cli/experiment_text.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
@@ -162,21 +163,24 @@ bool interrupted_within(int64_t ms, const sigset_t& signals) {
 
 struct StatusArguments {
   std::string url = "http://127.0.0.1:8000";
-  bool watch = false, raw_json = false;
+  bool watch = false, raw_json = false, experiment = false;
   int64_t interval_ms = 1'000;
 };
 
 // Prints once; `first`: onto a screen that holds something else. Error: no router there.
 Status show(const StatusArguments& options, const net::Endpoint& endpoint, bool first = true) {
-  const auto text = fetch(endpoint, "/status?decisions=" + std::to_string(kDecisionsShown));
+  const auto text =
+      fetch(endpoint, options.experiment ? "/experiment" : "/status?decisions=" + std::to_string(kDecisionsShown));
   if (!text) {
     return Error{text.error().code, fmt::format("no router answers at {}: {}", options.url, text.error().message)};
   }
   const Json status = parse_json(*text);
-  if (!status.is_object() || !status.contains("workers")) {
+  if (!status.is_object() || !status.contains(options.experiment ? "arms" : "workers")) {
     return Error{ErrorCode::kCorrupt, fmt::format("what answers at {} is not a kindred router", options.url)};
   }
-  const std::string out = options.raw_json ? *text : render(status, options.url);
+  const std::string out = options.raw_json     ? *text
+                          : options.experiment ? experiment_text(status)
+                                               : render(status, options.url);
   if (!options.watch) {
     fmt::print("{}", out);
   } else {
@@ -218,6 +222,7 @@ int run_status(Args args) {
   ConfigSchema schema("status [OPTIONS]", "Shows a running router: workers, policy, cohorts, last decisions.");
   schema.text("url", &options.url, "of the router");
   schema.flag("watch", &options.watch, "redraw until Ctrl-C");
+  schema.flag("experiment", &options.experiment, "the switchback experiment that runs: arms, differences, intervals");
   schema.flag("json", &options.raw_json, "print the router's JSON as it is");
   schema.integer("interval_ms", &options.interval_ms, 50, 3'600'000, "between two drawings");
   if (Status parsed = schema.parse_flags(args); !parsed) {

@@ -182,15 +182,14 @@ class EventReader {
 
 }  // namespace
 
-uint32_t apply_kv_events(std::span<const uint8_t> payload, PrefixIndex::WorkerId worker, PrefixIndex& index,
+uint32_t apply_kv_events(const Result<MsgpackDocument>& payload, PrefixIndex::WorkerId worker, PrefixIndex& index,
                          KvEventCounts& counts) {
   ++counts.messages;
-  const Result<MsgpackDocument> document = MsgpackDocument::parse(payload);
-  if (!document) {
+  if (!payload) {
     ++counts.malformed;
     return 0;
   }
-  EventReader reader(*document, worker, index, counts);
+  EventReader reader(*payload, worker, index, counts);
   reader.batch();
   return reader.block_tokens();
 }

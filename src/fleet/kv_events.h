@@ -12,8 +12,8 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
+#include "base/msgpack.h"
 #include "fleet/prefix_index.h"
 
 namespace kindred::fleet {
@@ -25,8 +25,8 @@ struct KvEventCounts {
   uint64_t ignored = 0;    // blocks outside of the accelerator's memory, of other groups than the first
 };
 
-// Applies one message's payload to the index. Returns the tokens per block of the last block stored, or 0.
-uint32_t apply_kv_events(std::span<const uint8_t> payload, PrefixIndex::WorkerId worker, PrefixIndex& index,
+// Applies one message's payload, as far as it could be read, to the index. Returns the tokens per block of the last block stored, or 0.
+uint32_t apply_kv_events(const Result<MsgpackDocument>& payload, PrefixIndex::WorkerId worker, PrefixIndex& index,
                          KvEventCounts& counts);
 
 }  // namespace kindred::fleet

@@ -5,8 +5,9 @@
 namespace kindred::fleet {
 
 void KvIndex::apply(WorkerId worker, std::span<const uint8_t> payload) {
+  const Result<MsgpackDocument> read = MsgpackDocument::parse(payload);
   const std::lock_guard lock(mutex_);
-  if (const uint32_t tokens = apply_kv_events(payload, worker, index_, counts_); tokens > 0) {
+  if (const uint32_t tokens = apply_kv_events(read, worker, index_, counts_); tokens > 0) {
     block_tokens_[worker] = tokens;
   }
 }

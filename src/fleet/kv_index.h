@@ -1,7 +1,7 @@
 // The prefix index as the router shares it: the thread that reads events writes, requests look up.
 //
-// Thread-safety: all methods take one mutex. What is done under it is short: one message (bounded by
-// MsgpackLimits), or one prompt.
+// Thread-safety: all methods take one mutex. What is done under it is short: the events of one message,
+// which is read before, or one prompt.
 #pragma once
 
 #include <map>

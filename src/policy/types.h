@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -76,9 +77,10 @@ struct Decision {
   std::string_view policy;  // static name, e.g. "locality-band"
   Reason reason = Reason::kLeastLoaded;
   FallbackReason fallback = FallbackReason::kNone;
-  std::vector<uint32_t> candidates;  // ascending; those the load (or cursor, or dice) chose between
-  std::vector<float> scores;         // per worker: cosine to its cohort, or kNoScore; empty when none was computed
-  uint32_t capped = 0;               // available workers left out because they were over the load cap
+  std::vector<uint32_t> candidates;   // ascending; those the load (or cursor, or dice) chose between
+  std::vector<float> scores;          // per worker: cosine to its cohort, or kNoScore; empty when none was computed
+  std::optional<size_t> shadow = {};  // what a policy that does not act would have chosen (policy/shadow.h)
+  uint32_t capped = 0;                // available workers left out because they were over the load cap
 };
 
 }  // namespace kindred::policy

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "router/experiment.h"
 #include "router/headers.h"
 #include "router/health.h"
 #include "router/prefixes.h"
@@ -56,6 +57,7 @@ Json policy_json(const Core& core) {
       {"prefill", prefill.name},
       {"prefix_bytes", prefill.prefix_bytes},
       {"plain", core.plain_policy->name()},
+      {"shadow", core.options.shadow_policy ? Json(core.options.shadow_policy->name) : Json(nullptr)},
   };
 }
 
@@ -126,6 +128,7 @@ Json decision_json(const Core& core, const DecisionRecord& record) {
     out["prefill_worker"] = url(*record.prefill_worker);
     out["prefill_reason"] = record.prefill_reason;
   }
+  if (record.shadow_worker) out["shadow_worker"] = url(*record.shadow_worker);
   for (const fleet::WorkerId id : record.candidates) out["candidates"].push_back(url(id));
   for (const auto& [id, score] : record.scores) out["scores"][url(id)] = score;
   if (record.similarity) out["similarity"] = *record.similarity;
@@ -229,11 +232,14 @@ net::Task<bool> answer_open(Core& core, Exchange& exchange) {
 
 net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
   const std::string_view path = exchange.request.head.path();
-  if (path != "/metrics" && path != "/status") co_return false;
+  const bool experiment = path == "/experiment" && core.experiment;
+  if (path != "/metrics" && path != "/status" && !experiment) co_return false;
   if (!reads(exchange)) {
     co_await refuse_method(exchange);
   } else if (path == "/status") {
     co_await answer_status(core, exchange);
+  } else if (experiment) {
+    co_await answer_json(exchange, 200, dump(core.experiment->report()));
   } else {
     std::string body = core.metrics.render(core.fleet);
     if (core.prefixes) body += core.prefixes->metrics();

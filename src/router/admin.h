@@ -23,6 +23,6 @@ std::string served_models_text(const Core& core);
 
 // Each answers the request if its path is one of its own; else it returns false.
 net::Task<bool> answer_open(Core& core, Exchange& exchange);   // /health, /ready, /v1/models: for everybody
-net::Task<bool> answer_admin(Core& core, Exchange& exchange);  // /metrics, /status: for operators
+net::Task<bool> answer_admin(Core& core, Exchange& exchange);  // /metrics, /status, /experiment: for operators
 
 }  // namespace kindred::router

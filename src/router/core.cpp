@@ -9,7 +9,9 @@
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "policy/shadow.h"
 #include "router/edge.h"
+#include "router/experiment.h"
 #include "router/prefixes.h"
 #include "router/refitter.h"
 
@@ -63,17 +65,7 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   auto edge = Edge::make(core->options.edge, clock);
   if (!edge) return std::move(edge).error();
   core->edge = *std::move(edge);
-  auto prefill = policy::make_prefill_policy(core->options.prefill_policy);
-  if (!prefill) return std::move(prefill).error();
-  core->prefill_policy = *std::move(prefill);
-  auto decode = policy::make_decode_policy(core->options.decode_policy);
-  if (!decode) return std::move(decode).error();
-  core->decode_policy = *std::move(decode);
-  policy::DecodePolicyOptions plain = core->options.decode_policy;
-  if (core->decode_policy->wants_counts()) plain.name = "least-loaded";
-  auto whole = policy::make_decode_policy(plain);
-  if (!whole) return std::move(whole).error();
-  core->plain_policy = *std::move(whole);
+  if (Status made = core->prepare_policies(); !made) return std::move(made).error();
   if (Status ready = core->prepare_prefixes(); !ready) return std::move(ready).error();
   if (Status added = core->add_workers(); !added) return std::move(added).error();
   if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
@@ -168,8 +160,49 @@ Status Core::load_cohorts() {
   return {};
 }
 
+Status Core::prepare_policies() {
+  if (!options.experiment.arms.empty()) {
+    if (options.shadow_policy) {
+      return invalid("shadow_policy: not with an experiment, whose policies act in turn", "shadow_policy");
+    }
+    auto made = Experiment::make(options.experiment, clock);
+    if (!made) return std::move(made).error();
+    experiment = *std::move(made);
+    prefill_policy = experiment->prefill_policy();
+    decode_policy = experiment->decode_policy();
+    plain_policy = experiment->plain_policy();
+    return {};
+  }
+  auto prefill = policy::make_prefill_policy(options.prefill_policy);
+  if (!prefill) return std::move(prefill).error();
+  prefill_policy = *std::move(prefill);
+  auto decode = policy::make_decode_policy(options.decode_policy);
+  if (!decode) return std::move(decode).error();
+  decode_policy = *std::move(decode);
+  policy::DecodePolicyOptions plain = options.decode_policy;
+  if (decode_policy->wants_counts()) plain.name = "least-loaded";
+  auto whole = policy::make_decode_policy(plain);
+  if (!whole) return std::move(whole).error();
+  plain_policy = *std::move(whole);
+  if (!options.shadow_policy) return {};
+  const auto told = [this](const policy::ShadowVerdict& verdict) { metrics.shadow_decided(verdict); };
+  // One each, since policies have memories.
+  for (auto* acting : {&decode_policy, &plain_policy}) {
+    auto shadow = policy::make_decode_policy(*options.shadow_policy);
+    if (!shadow) return std::move(shadow).error();
+    // Without experts to look at it would only say what load says.
+    if (acting == &plain_policy && (*shadow)->wants_counts()) break;
+    *acting = std::make_unique<policy::ShadowedDecode>(std::move(*acting), *std::move(shadow), clock, told);
+  }
+  return {};
+}
+
 Status Core::prepare_prefixes() {
-  if (!prefill_policy->wants_prefix() && options.decode_policy.held_weight <= 0) return {};
+  const auto priced = [](const policy::DecodePolicyOptions& of) { return of.held_weight > 0; };
+  const auto arm_priced = [&](const ExperimentArm& arm) { return priced(arm.decode); };
+  const bool wanted = prefill_policy->wants_prefix() || priced(options.decode_policy) ||
+                      std::ranges::any_of(options.experiment.arms, arm_priced);
+  if (!wanted) return {};
   const size_t given = options.prefill.size() + options.decode.size() + options.worker.size();
   // Those that may come; an index has room for 512.
   const size_t most = options.manage_workers ? 512 : std::clamp<size_t>(given, 1, 512);

@@ -27,6 +27,7 @@
 namespace kindred::router {
 
 class Edge;
+class Experiment;
 class Prefixes;
 class Refitter;
 
@@ -78,8 +79,9 @@ class Core {
   fleet::Fleet fleet;
   std::deque<Worker> workers;  // by WorkerId; what is added moves nothing
   net::HttpClient client;
-  net::HttpClient export_client;  // to the collector of traces
-  net::HttpClient probe_client;   // of its own, so that checks neither wait for nor break request connections
+  net::HttpClient export_client;           // to the collector of traces
+  net::HttpClient probe_client;            // of its own, so that checks neither wait for nor break request connections
+  std::unique_ptr<Experiment> experiment;  // null: none; the policies below refer to it
   std::unique_ptr<policy::PrefillPolicy> prefill_policy;
   std::unique_ptr<policy::DecodePolicy> decode_policy;
   std::unique_ptr<policy::DecodePolicy> plain_policy;  // like decode_policy, of those that need no experts
@@ -99,6 +101,7 @@ class Core {
   Status add_workers();
   Status load_cohorts();
   Status prepare_refit();
+  Status prepare_policies();
   Status prepare_prefixes();
 
   size_t background_ = 0, standing_ = 0;

@@ -22,6 +22,7 @@ struct DecisionRecord {
   std::optional<fleet::WorkerId> prefill_worker;  // none for workers that do both
   fleet::WorkerId decode_worker = 0;
   std::string_view policy, prefill_reason, reason, fallback;  // static names
+  std::optional<fleet::WorkerId> shadow_worker;               // that the shadow policy would have chosen
   std::vector<fleet::WorkerId> candidates;
   std::vector<std::pair<fleet::WorkerId, float>> scores;  // cosine to the worker's cohort, of those that have one
   std::optional<float> similarity;                        // of the worker chosen

@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
 #include "router/edge_options.h"
+#include "router/experiment_options.h"
 #include "router/kv_options.h"
 
 namespace kindred::router {
@@ -34,8 +36,10 @@ struct RouterOptions {
 
   policy::PrefillPolicyOptions prefill_policy;
   policy::DecodePolicyOptions decode_policy;
-  KvOptions kv;         // for policies that ask what workers hold
-  std::string cohorts;  // file; empty: none
+  KvOptions kv;                                              // for policies that ask what workers hold
+  ExperimentOptions experiment;                              // policies that take turns, instead of those above
+  std::optional<policy::DecodePolicyOptions> shadow_policy;  // decides and is logged, does not act
+  std::string cohorts;                                       // file; empty: none
   RefitSettings refit;
   bool manage_workers = false;  // POST and DELETE /workers change the fleet
 

@@ -221,6 +221,7 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
   out.fallback = policy::to_string(decision.fallback);
   out.prompt_tokens = reply_->prompt_tokens;
   out.decision_s = took_s;
+  if (decision.shadow) out.shadow_worker = snapshot.ids[*decision.shadow];
   for (const uint32_t at : decision.candidates) out.candidates.push_back(snapshot.ids[at]);
   for (size_t i = 0; i < decision.scores.size() && i < snapshot.ids.size(); ++i) {
     if (decision.scores[i] > policy::kNoScore) out.scores.emplace_back(snapshot.ids[i], decision.scores[i]);

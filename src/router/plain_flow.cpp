@@ -64,6 +64,7 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
   out.policy = decision->policy;
   out.reason = policy::to_string(decision->reason);
   out.fallback = policy::to_string(decision->fallback);
+  if (decision->shadow) out.shadow_worker = snapshot.ids[*decision->shadow];
   for (const uint32_t at : decision->candidates) out.candidates.push_back(snapshot.ids[at]);
   out.decision_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(out.decision_s);

@@ -31,9 +31,11 @@ void StreamMeter::feed(const Piece& piece) {
   }
   if (events == 0) return;
   last_ = clock_.now();
+  metrics_.stream_events.add(static_cast<double>(events));
   if (notes_ != nullptr) {
     notes_->events += events;
     if (!notes_->first_event) notes_->first_event = last_;
+    notes_->last_event = last_;
   }
   if (begun_) {
     later_events_ += events;

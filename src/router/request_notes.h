@@ -40,7 +40,7 @@ struct RequestNotes {
   std::string policy, reason;                 // of the last decision
   TokenUsage usage;                           // as far as workers told
   uint64_t events = 0;                        // of the stream that was relayed
-  std::optional<MonotonicTime> first_event;
+  std::optional<MonotonicTime> first_event, last_event;
   StreamTail tail;
 
   // With what was counted where nothing was told.

@@ -7,6 +7,7 @@
 
 #include "router/admin.h"
 #include "router/exchange.h"
+#include "router/experiment.h"
 #include "router/headers.h"
 #include "router/health.h"
 #include "router/otlp.h"
@@ -28,7 +29,7 @@ constexpr std::array<std::string_view, 7> kPlainPaths = {
     "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"};
 
 // What operators ask; answered on the admin listener where there is one.
-constexpr std::array<std::string_view, 3> kAdminPaths = {"/metrics", "/status", "/workers"};
+constexpr std::array<std::string_view, 4> kAdminPaths = {"/metrics", "/status", "/workers", "/experiment"};
 
 // Asked by probes, which have no key.
 constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
@@ -157,6 +158,7 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
   Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
   exchange.notes.body_bytes = request.body.size();
   Visit visit(*core, exchange);
+  if (core->experiment) exchange.notes.watched = true;
   std::optional<ApiError> refused;
   if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
     if (!contains(kOpenPaths, request.head.path())) refused = visit.admit_operator(side == Side::kAdmin);
@@ -182,6 +184,7 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
     if (refused) co_await exchange.fail(*std::move(refused));
     else co_await serve(core, exchange);
   }
+  if (core->experiment) core->experiment->finished(exchange);
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
 
@@ -248,6 +251,7 @@ Result<uint16_t> Router::listen() {
   if (port) {
     start_probing(core_);
     start_refitting(core_);
+    if (core_->experiment) Core::spawn(core_, Experiment::watch(core_), /*standing=*/true);
     if (core_->edge->tls()) Core::spawn(core_, watch_certificate(core_), /*standing=*/true);
     if (core_->edge->otlp()) Core::spawn(core_, export_spans(core_), /*standing=*/true);
   }

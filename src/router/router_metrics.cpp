@@ -40,6 +40,7 @@ RouterMetrics::RouterMetrics()
       band_size(
           registry_.histogram("kindred_router_band_size", "Workers in the locality band of a request.", kBandBounds)),
       requests_in_flight(registry_.gauge("kindred_router_requests_in_flight", "Requests being served.")),
+      stream_events(registry_.counter("kindred_router_stream_events_total", "Events of streams relayed to clients.")),
       bad_counts(registry_.counter("kindred_router_bad_counts_total",
                                    "Prefill replies whose expert counts did not pass their checks.")),
       leases_released(registry_.counter("kindred_router_leases_released_total", "KV leases released.")),
@@ -83,6 +84,17 @@ void RouterMetrics::retried(std::string_view leg) {
 
 void RouterMetrics::fell_back(policy::FallbackReason reason) {
   if (Counter* counter = fallbacks_[static_cast<size_t>(reason)]; counter != nullptr) counter->add();
+}
+
+void RouterMetrics::shadow_decided(const policy::ShadowVerdict& verdict) {
+  registry_
+      .counter("kindred_router_shadow_decisions_total", "Decisions of the shadow policy, by whether they were as made.",
+               {{"agreed", verdict.agreed ? "yes" : "no"}})
+      .add();
+  registry_
+      .histogram("kindred_router_shadow_decision_seconds", "Time the shadow policy took to decide.",
+                 decision_bounds_s())
+      .observe(verdict.took_s);
 }
 
 std::string RouterMetrics::render(const fleet::Fleet& fleet) {

@@ -9,6 +9,7 @@
 
 #include "base/metrics.h"
 #include "fleet/fleet.h"
+#include "policy/shadow.h"
 #include "policy/types.h"
 
 namespace kindred::router {
@@ -31,6 +32,7 @@ class RouterMetrics {
   void request_done(Outcome outcome, int status);
   void retried(std::string_view leg);
   void fell_back(policy::FallbackReason reason);
+  void shadow_decided(const policy::ShadowVerdict& verdict);
 
   // With the gauges of the workers as they are now.
   std::string render(const fleet::Fleet& fleet);
@@ -47,6 +49,7 @@ class RouterMetrics {
   Histogram& similarity;
   Histogram& band_size;
   Gauge& requests_in_flight;
+  Counter& stream_events;
   Counter& bad_counts;
   Counter& leases_released;
   Counter& leases_stranded;  // left to their time to live
