@@ -13,6 +13,8 @@
 #include "router/plain_flow.h"
 #include "router/prober.h"
 #include "router/refitter.h"
+#include "router/sglang_flow.h"
+#include "router/vllm_flow.h"
 #include "router/workers.h"
 
 namespace kindred::router {
@@ -57,8 +59,15 @@ std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
 
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
   const fleet::Serving serving = core->fleet.serving(exchange.model);
-  if (serving.paired) {
+  const auto paired = [&](fleet::Dialect dialect) { return serving.paired_by.at(static_cast<size_t>(dialect)); };
+  if (paired(fleet::Dialect::kKindred)) {
     PdFlow flow(core, exchange);
+    co_await flow.run();
+  } else if (paired(fleet::Dialect::kVllm)) {
+    VllmFlow flow(core, exchange);
+    co_await flow.run();
+  } else if (paired(fleet::Dialect::kSglang)) {
+    SglangFlow flow(core, exchange);
     co_await flow.run();
   } else if (serving.plain_up > 0) {
     PlainFlow flow(core, exchange);
