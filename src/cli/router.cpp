@@ -33,7 +33,7 @@ struct RouterArguments {
   std::string decode_policy = "locality-band", prefill_policy = "prefix-hash";
   double tau = 0.1, load_cap = 1.25;
   std::string tie_break = "rotate";
-  std::vector<std::string> dialects;
+  std::vector<std::string> dialects, model_aliases;
   std::string load = "requests";
   int64_t load_interval_ms = 1'000, load_max_age_ms = 5'000;
   std::string cohorts;
@@ -83,6 +83,7 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.list("dialect", &o.dialects,
               "URL=DIALECT of a worker, where it is not to be found out: kindred, vllm, sglang, "
               "llama-server or openai");
+  schema.list("model_alias", &o.model_aliases, "ALIAS=MODEL: another name by which clients may ask for a model");
   schema.choice("load", &o.load, {"requests", "tokens", "polled"},
                 "what policies balance: the router's own ledger, or what workers say of themselves");
   schema.integer("load_interval_ms", &o.load_interval_ms, 0, kDayMs, "between two polls of a worker's load; 0: none");
@@ -137,6 +138,7 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.refit.seed = static_cast<uint64_t>(o.seed);
   out.manage_workers = o.manage_workers;
   out.dialects = o.dialects;
+  out.model_aliases = o.model_aliases;
   out.load = fleet::parse_load_source(o.load).value_or(fleet::LoadSource::kRequests);
   out.load_interval_ms = milliseconds(o.load_interval_ms);
   out.load_max_age_ms = milliseconds(o.load_max_age_ms);

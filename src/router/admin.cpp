@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "router/headers.h"
 #include "router/health.h"
+#include "router/models.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -186,17 +187,6 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
 
 }  // namespace
 
-std::string models_json(const Core& core) {
-  Json data = Json::array();
-  for (const fleet::ServedModel& model : core.fleet.models()) {
-    Json entry = {{"id", model.id}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
-    if (!model.parent.empty()) entry["parent"] = model.parent;
-    if (model.max_model_len_tokens > 0) entry["max_model_len"] = model.max_model_len_tokens;
-    data.push_back(std::move(entry));
-  }
-  return dump({{"object", "list"}, {"data", std::move(data)}});
-}
-
 std::string status_json(const Core& core, size_t decisions) {
   Json workers = Json::array();
   for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(worker));
@@ -220,12 +210,6 @@ std::string status_json(const Core& core, size_t decisions) {
       {"decisions_total", core.decisions.total()},
       {"decisions", std::move(last)},
   });
-}
-
-std::string served_models_text(const Core& core) {
-  std::string out;
-  for (const fleet::ServedModel& model : core.fleet.models()) out += (out.empty() ? "" : ", ") + model.id;
-  return out.empty() ? "none yet" : out;
 }
 
 net::Task<bool> answer_open(Core& core, Exchange& exchange) {

@@ -80,6 +80,9 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   auto whole = policy::make_decode_policy(plain);
   if (!whole) return std::move(whole).error();
   core->plain_policy = *std::move(whole);
+  auto aliases = ModelAliases::parse(core->options.model_aliases);
+  if (!aliases) return std::move(aliases).error();
+  core->aliases = *std::move(aliases);
   if (Status added = core->add_workers(); !added) return std::move(added).error();
   if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
   if (Status ready = core->prepare_refit(); !ready) return std::move(ready).error();

@@ -21,6 +21,7 @@
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
 #include "router/decision_log.h"
+#include "router/models.h"
 #include "router/options.h"
 #include "router/router_metrics.h"
 
@@ -84,6 +85,7 @@ class Core {
   std::unique_ptr<policy::PrefillPolicy> prefill_policy;
   std::unique_ptr<policy::DecodePolicy> decode_policy;
   std::unique_ptr<policy::DecodePolicy> plain_policy;  // like decode_policy, of those that need no experts
+  ModelAliases aliases;
   // Null: none. A refit puts another one here; a decision holds the one it began with.
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off

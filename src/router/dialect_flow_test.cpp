@@ -94,7 +94,7 @@ TEST_F(VllmPd, BothLimitsOfTokensBecomeOne) {
 }
 
 TEST_F(VllmPd, CountsOfAPluginDecideAndStayHere) {
-  options_.decode_policy = {};
+  options_.decode_policy = {.tau = 0};
   options_.cohorts = cohort_file({0, 1}, "");
   FakeWorker& p = vllm(Role::kPrefill);
   FakeWorker& d0 = vllm(Role::kDecode);

@@ -32,7 +32,8 @@ struct RouterOptions {
   std::vector<std::string> decode;   // URLs; cohort i belongs to the i-th
   std::vector<std::string> worker;   // URLs of servers that do both, of any OpenAI-compatible kind
 
-  std::vector<std::string> dialects;  // URL=DIALECT, for workers whose engine is not to be guessed
+  std::vector<std::string> dialects;       // URL=DIALECT, for workers whose engine is not to be guessed
+  std::vector<std::string> model_aliases;  // ALIAS=MODEL
 
   policy::PrefillPolicyOptions prefill_policy;
   policy::DecodePolicyOptions decode_policy;

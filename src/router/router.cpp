@@ -9,6 +9,7 @@
 #include "router/exchange.h"
 #include "router/headers.h"
 #include "router/health.h"
+#include "router/models.h"
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
@@ -43,18 +44,6 @@ ApiError no_such_path(const Exchange& exchange) {
 std::string request_id(Core& core, const net::RequestHead& head) {
   const std::string* given = head.headers.find(kRequestIdHeader);
   return given != nullptr && is_sane_request_id(*given) ? *given : core.new_request_id();
-}
-
-// Which model to route by, or the error that says why there is none.
-std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
-  if (exchange.scan.model) exchange.model = *exchange.scan.model;
-  if (exchange.model.empty()) {
-    const auto models = core.fleet.models();
-    if (models.size() == 1) exchange.model = models.front().id;
-  }
-  if (!exchange.model.empty() && core.fleet.serving(exchange.model).known) return std::nullopt;
-  if (core.fleet.models().empty()) return no_worker(unserved_reason(core, {}));
-  return model_not_found(exchange.model, served_models_text(core));
 }
 
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <vector>
@@ -90,9 +91,10 @@ Result<std::string> sglang_body(std::string_view body, std::string_view bootstra
 
 net::Task<void> SglangFlow::run() {
   if (is_batch(exchange_.scan.prompt) && exchange_.request.head.path().ends_with("/v1/completions")) {
-    ApiError error = api_error(invalid("'prompt' must be one prompt: several in one request are not supported with "
-                                       "prefill and decode on different SGLang workers",
-                                       "prompt"));
+    ApiError error =
+        api_error(invalid("'prompt' must be one prompt: several in one request are not supported with "
+                          "prefill and decode on different SGLang workers",
+                          "prompt"));
     co_await exchange_.fail(std::move(error));
     co_return;
   }
