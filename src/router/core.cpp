@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "router/edge.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -69,6 +70,9 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
 
 Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions options, const Clock& clock) {
   CorePtr core(new Core(std::move(executor), std::move(options), clock));  // the constructor is private
+  auto edge = Edge::make(core->options.edge, clock);
+  if (!edge) return std::move(edge).error();
+  core->edge = *std::move(edge);
   auto prefill = policy::make_prefill_policy(core->options.prefill_policy);
   if (!prefill) return std::move(prefill).error();
   core->prefill_policy = *std::move(prefill);

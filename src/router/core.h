@@ -27,6 +27,7 @@
 
 namespace kindred::router {
 
+class Edge;
 class Refitter;
 
 class Core {
@@ -90,6 +91,7 @@ class Core {
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
   RouterMetrics metrics;
+  std::shared_ptr<Edge> edge;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
   size_t requests_in_flight = 0;

@@ -4,7 +4,7 @@
 
 namespace kindred::router {
 
-std::optional<fleet::WorkerId> decide_decode(Core& core, const Exchange& exchange, const DecodeAsk& ask) {
+std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
   const MonotonicTime begun = core.clock.now();
   const fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
                                                         .model = exchange.model,
@@ -42,11 +42,14 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, const Exchange& exchang
     core.metrics.similarity.observe(*out.similarity);
     core.metrics.band_size.observe(static_cast<double>(decision->candidates.size()));
   }
+  exchange.notes.decode_worker = core.endpoint(out.decode_worker).url();
+  exchange.notes.policy = out.policy;
+  exchange.notes.reason = out.reason;
   core.decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }
 
-std::optional<PrefillChoice> decide_prefill(Core& core, const Exchange& exchange, fleet::Dialect dialect,
+std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
                                             std::span<const fleet::WorkerId> exclude) {
   const MonotonicTime begun = core.clock.now();
   const fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kPrefill,
@@ -58,6 +61,7 @@ std::optional<PrefillChoice> decide_prefill(Core& core, const Exchange& exchange
   const auto decision = core.prefill_policy->choose({.workers = snapshot.views}, {.key = exchange.scan.prompt});
   if (!decision) return std::nullopt;
   core.metrics.prefill_decision_s.observe(seconds_between(begun, core.clock.now()));
+  exchange.notes.prefill_worker = core.endpoint(snapshot.ids[decision->worker]).url();
   return PrefillChoice{snapshot.ids[decision->worker], decision->reason};
 }
 

@@ -23,14 +23,14 @@ struct DecodeAsk {
 };
 
 // No value: no decode worker is available.
-std::optional<fleet::WorkerId> decide_decode(Core& core, const Exchange& exchange, const DecodeAsk& ask);
+std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask);
 
 struct PrefillChoice {
   fleet::WorkerId worker = 0;
   policy::Reason reason = policy::Reason::kLeastLoaded;
 };
 // Of the workers of `dialect` that have a decode worker to pair with.
-std::optional<PrefillChoice> decide_prefill(Core& core, const Exchange& exchange, fleet::Dialect dialect,
+std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
                                             std::span<const fleet::WorkerId> exclude);
 
 }  // namespace kindred::router

@@ -18,6 +18,7 @@ Outcome outcome_of(int status) {
 
 net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::string_view body) {
   status = with_status;
+  for (const net::Header& header : answer_headers) headers.set(header.name, header.value);
   const bool taken = co_await writer.send(with_status, std::move(headers), body);
   outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
 }
@@ -39,7 +40,8 @@ net::Task<void> Exchange::fail(ApiError error, bool may_insert_event) {
   if (!error.allow.empty()) headers.add("Allow", error.allow);
   const std::string body = error_json(error);
   co_await answer(error.status, std::move(headers), body);
-  if (outcome == Outcome::kClientError && error.code == "router_busy") outcome = Outcome::kRejected;
+  if (outcome == Outcome::kClientError && (error.code == "router_busy" || error.code == "rate_limit_exceeded"))
+    outcome = Outcome::kRejected;
 }
 
 net::Task<void> Exchange::fail(LegFailure failure, bool may_insert_event) {
@@ -52,6 +54,7 @@ net::Task<void> Exchange::fail(LegFailure failure, bool may_insert_event) {
 
 net::Task<bool> Exchange::start_stream(net::Headers headers) {
   status = 200;
+  for (const net::Header& header : answer_headers) headers.set(header.name, header.value);
   co_return co_await writer.start(200, std::move(headers));
 }
 
@@ -109,6 +112,14 @@ net::RequestHead worker_head(const Exchange& exchange) {
   head.headers = to_worker(exchange.request.head.headers, exchange.id);
   // The router reads replies, joins those of two workers, and may have to add an error to a stream.
   head.headers.erase("Accept-Encoding");
+  if (exchange.strip_credentials) {
+    head.headers.erase("Authorization");
+    head.headers.erase("x-api-key");
+  }
+  if (exchange.trace) {
+    if (exchange.trace->begun_here()) head.headers.erase("tracestate");  // of a trace that cannot be continued
+    head.headers.set("traceparent", exchange.trace->traceparent());
+  }
   return head;
 }
 

@@ -22,13 +22,19 @@ void StreamMeter::feed(const Piece& piece) {
       const size_t used = chunks_.next(wire, payload);
       if (used == 0) break;
       events += counter_.feed(payload);
+      if (notes_ != nullptr) notes_->tail.feed(payload);
       wire.remove_prefix(used);
     }
   } else {
     events = counter_.feed(piece.bytes);
+    if (notes_ != nullptr) notes_->tail.feed(piece.bytes);
   }
   if (events == 0) return;
   last_ = clock_.now();
+  if (notes_ != nullptr) {
+    notes_->events += events;
+    if (!notes_->first_event) notes_->first_event = last_;
+  }
   if (begun_) {
     later_events_ += events;
     return;

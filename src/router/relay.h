@@ -13,6 +13,7 @@
 #include "net/http_server.h"
 #include "net/sse.h"
 #include "net/task.h"
+#include "router/request_notes.h"
 #include "router/router_metrics.h"
 
 namespace kindred::router {
@@ -45,13 +46,15 @@ class StreamMeter {
       : clock_(clock), arrived_(arrived), metrics_(metrics) {}
 
   void feed(const Piece& piece);
-  void done();  // the stream ended whole
+  void note_in(RequestNotes* notes) { notes_ = notes; }  // null: nowhere
+  void done();                                           // the stream ended whole
   bool inside_event() const { return counter_.inside_event(); }
 
  private:
   const Clock& clock_;
   MonotonicTime arrived_;
   RouterMetrics& metrics_;
+  RequestNotes* notes_ = nullptr;
   net::SseCounter counter_;
   net::ChunkTracker chunks_;
   MonotonicTime first_, last_;

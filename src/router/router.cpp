@@ -15,6 +15,7 @@
 #include "router/prober.h"
 #include "router/refitter.h"
 #include "router/sglang_flow.h"
+#include "router/visit.h"
 #include "router/vllm_flow.h"
 #include "router/workers.h"
 
@@ -30,6 +31,9 @@ constexpr std::array<std::string_view, 7> kPlainPaths = {
 
 // What operators ask; answered on the admin listener where there is one.
 constexpr std::array<std::string_view, 3> kAdminPaths = {"/metrics", "/status", "/workers"};
+
+// Asked by probes, which have no key.
+constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
 
 constexpr std::chrono::milliseconds kAdminGrace{100};
 
@@ -136,7 +140,8 @@ enum class Side { kPublic, kAdmin, kBoth };
 
 // Shows or changes the router itself.
 net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
-  bool answered = co_await answer_admin(*core, exchange);
+  bool answered = co_await answer_open(*core, exchange);
+  if (!answered) answered = co_await answer_admin(*core, exchange);
   if (!answered) answered = co_await answer_workers(core, exchange);
   if (answered) co_return;
   ApiError error = no_such_path(exchange);
@@ -145,19 +150,33 @@ net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
 
 net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::ResponseWriter& writer) {
   Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
-  const bool answered = co_await answer_open(*core, exchange);
-  if (answered) co_return;
+  exchange.notes.body_bytes = request.body.size();
+  exchange.trace.emplace(request.head.headers, core->edge->trace_ids, core->edge->export_share());
+  Visit visit(*core, exchange);
+  std::optional<ApiError> refused;
   if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
-    co_await serve_admin(core, exchange);
+    if (!contains(kOpenPaths, request.head.path())) refused = visit.admit_operator(side == Side::kAdmin);
+    if (refused) co_await exchange.fail(*std::move(refused));
+    else co_await serve_admin(core, exchange);
     co_return;
   }
+  if (!contains(kOpenPaths, request.head.path())) refused = visit.admit_caller();
+  if (refused) {
+    co_await exchange.fail(*std::move(refused));
+    core->metrics.request_done(exchange.outcome, exchange.status);
+    co_return;
+  }
+  const bool answered = co_await answer_open(*core, exchange);
+  if (answered) co_return;
   if (core->requests_in_flight >= core->options.max_inflight) {
     ApiError busy = api_error(
         Error{ErrorCode::kExhausted, fmt::format("{} requests are being served already", core->requests_in_flight)});
     co_await exchange.fail(std::move(busy));
   } else {
     const Place place(*core);
-    co_await serve(core, exchange);
+    refused = visit.charge();
+    if (refused) co_await exchange.fail(*std::move(refused));
+    else co_await serve(core, exchange);
   }
   core->metrics.request_done(exchange.outcome, exchange.status);
 }

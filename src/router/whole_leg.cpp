@@ -37,6 +37,7 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
     co_return true;
   }
   StreamMeter meter(core_->clock, exchange_.arrived, core_->metrics);
+  if (exchange_.notes.watched) meter.note_in(&exchange_.notes);
   RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter);
   switch (result.end) {
     case RelayEnd::kComplete:
@@ -58,6 +59,7 @@ net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::Work
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const net::ResponseHead& got = response.head();
   if (got.status < 500) core_->worker_completed(worker);
+  if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
   co_await exchange_.answer(got.status, to_client(got.headers, exchange_.id), *body);
   co_return true;
 }
