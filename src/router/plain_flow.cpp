@@ -33,6 +33,7 @@ net::Task<void> PlainFlow::run() {
 }
 
 std::optional<fleet::WorkerId> PlainFlow::choose() {
+  const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
   const fleet::Snapshot snapshot = core_->fleet.snapshot(
       {.role = role_, .model = exchange_.model, .exclude = tried_, .load = whole_load(exchange_.scan)});
@@ -60,6 +61,8 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
 }
 
 net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
+  ScopedSpan span(exchange_.trace, core_->clock, "worker", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   net::RequestHead head = worker_head(exchange_);
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;

@@ -51,6 +51,9 @@ class RouterMetrics {
   Counter& leases_released;
   Counter& leases_stranded;  // left to their time to live
 
+  Counter& spans_exported;
+  Counter& spans_dropped;
+
   Counter& refit_fits;     // installed
   Counter& refit_splits;   // newcomers that took half a cohort
   Counter& refit_merges;   // cohorts of workers that are gone
