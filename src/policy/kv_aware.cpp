@@ -21,12 +21,15 @@ std::optional<Decision> KvAware::choose(const PrefillSnapshot& snapshot, const P
     decision.worker = chooser_.least_loaded(workers, decision.candidates);
     return decision;
   }
-  mean_tokens_ += (mean_tokens_ > 0 ? kMeanStep : 1) * (request.prompt_tokens - mean_tokens_);
-  double sum = 1;  // with this request
+  const double request_load = request.load > 0 ? request.load : 1;
+  const double step = mean_load_ > 0 ? kMeanStep : 1;
+  mean_tokens_ += step * (request.prompt_tokens - mean_tokens_);
+  mean_load_ += step * (request_load - mean_load_);
+  double sum = request_load;
   for (const uint32_t w : decision.candidates) sum += workers[w].load;
   const double limit = sum / static_cast<double>(decision.candidates.size()) * load_factor_;
   const auto cost = [&](uint32_t w) {
-    return std::max(0.0, request.prompt_tokens - workers[w].held_tokens) + workers[w].load * mean_tokens_;
+    return std::max(0.0, request.prompt_tokens - workers[w].held_tokens) + workers[w].load * mean_tokens_ / mean_load_;
   };
   std::vector<uint32_t> best;
   double least = 0;

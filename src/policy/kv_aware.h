@@ -1,6 +1,7 @@
 // Prefill where it costs least: each worker's cost is what it would have to compute of this prompt, plus what it
 // has to do already, both in tokens,
-//   cost = prompt tokens - tokens it holds + load x mean prompt tokens of the last requests.
+//   cost = prompt tokens - tokens it holds + load x mean prompt tokens / mean load of the last requests,
+// whatever the unit of load is.
 // Whoever has more than `load_factor` times the mean load (this request included) is left out, so that a popular
 // prefix does not pile up on one worker. Equal costs are settled as loads are.
 //
@@ -28,7 +29,7 @@ class KvAware final : public PrefillPolicy {
  private:
   Chooser chooser_;
   double load_factor_;
-  double mean_tokens_ = 0;  // of prompts, the last 100 or so
+  double mean_tokens_ = 0, mean_load_ = 0;  // of requests, the last 100 or so
 };
 
 }  // namespace kindred::policy

@@ -33,6 +33,16 @@ TEST(KvAware, WaitingCostsTokensToo) {
   EXPECT_EQ(policy.choose({less}, {.prompt_tokens = 2000})->worker, 1U);
 }
 
+TEST(KvAware, TheUnitOfLoadDoesNotMatter) {
+  for (const double unit : {1.0, 700.0}) {
+    KvAware policy = make(/*load_factor=*/10);
+    const std::vector<WorkerView> workers = {worker(0, 0), worker(2 * unit, 1500)};
+    EXPECT_EQ(policy.choose({workers}, {.prompt_tokens = 2000, .load = unit})->worker, 0U);
+    const std::vector<WorkerView> less = {worker(0, 0), worker(0.5 * unit, 1500)};
+    EXPECT_EQ(policy.choose({less}, {.prompt_tokens = 2000, .load = unit})->worker, 1U);
+  }
+}
+
 TEST(KvAware, NobodyGetsFarMoreThanTheMean) {
   // Requests so far were tiny, so that the load of the one that holds the long prompt hardly counts.
   const auto load_of_holder = [](double load_factor) {

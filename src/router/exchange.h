@@ -13,6 +13,7 @@
 #include "net/task.h"
 #include "router/core.h"
 #include "router/errors.h"
+#include "router/prompt_prefix.h"
 #include "router/request_notes.h"
 #include "router/request_scan.h"
 #include "router/router_metrics.h"
@@ -55,6 +56,7 @@ class Exchange {
   net::Headers answer_headers;     // that go with every answer, whoever made it
   std::optional<RequestTrace> trace;
   RequestNotes notes;
+  PromptPrefix prefix;  // if a policy asks what workers hold
   std::string label;  // of its domain, as the client names it; empty: none
   std::string model;  // what is routed by; empty if the client named none and there is only one
 

@@ -5,6 +5,8 @@
 #include <array>
 
 #include "router/headers.h"
+#include "router/leg_load.h"
+#include "router/prefixes.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -21,7 +23,6 @@ PdFlow::PdFlow(CorePtr core, Exchange& exchange)
 }
 
 net::Task<void> PdFlow::run() {
-  if (core_->prefixes) prefix_ = co_await core_->prefixes->look_up(core_, exchange_);
   for (bool may_restart = true;; may_restart = false) {
     Step step = co_await prefill();
     if (step != Step::kGoOn) co_return;
@@ -54,7 +55,7 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("prefill");
     tried_prefill_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, 1);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, prefill_load(exchange_.scan));
     const Step step = co_await prefill_leg(*worker);
     if (step != Step::kRetry) co_return step;
   }
@@ -64,16 +65,20 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot(
-      {.role = Role::kPrefill, .model = exchange_.model, .paired = true, .exclude = tried_prefill_});
-  if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
-  const auto decision = core_->prefill_policy->choose(
-      {.workers = snapshot.views}, {.key = exchange_.scan.prompt, .prompt_tokens = prefix_.prompt_tokens});
+  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = Role::kPrefill,
+                                                          .model = exchange_.model,
+                                                          .paired = true,
+                                                          .exclude = tried_prefill_,
+                                                          .load = prefill_load(exchange_.scan),
+                                                          .dialect = fleet::Dialect::kKindred});
+  mark_held(*core_, exchange_, snapshot);
+  const auto decision =
+      core_->prefill_policy->choose({.workers = snapshot.views}, prefill_request(*core_, exchange_));
   if (!decision) return std::nullopt;
   prefill_reason_ = decision->reason;
   exchange_.notes.prefill_worker = core_->endpoint(snapshot.ids[decision->worker]).url();
   core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
-  if (core_->prefixes) core_->prefixes->sent(snapshot.ids[decision->worker], prefix_);
+  sent_to(*core_, exchange_, snapshot.ids[decision->worker]);
   return snapshot.ids[decision->worker];
 }
 
@@ -159,7 +164,7 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("decode");
     tried_decode_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, static_cast<int64_t>(reply_->n));
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, decode_load());
     const Step step = co_await decode_leg(*worker, may_restart);
     if (step != Step::kRetry) co_return step;
   }
@@ -184,24 +189,33 @@ const expert::ExpertCounts* PdFlow::counts() {
   return counts_.get();
 }
 
+fleet::LegLoad PdFlow::decode_load() const {
+  fleet::LegLoad load = whole_load(exchange_.scan, reply_->prompt_tokens);
+  load.requests = static_cast<int64_t>(reply_->n);
+  return load;
+}
+
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot(
-      {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
-  if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
+  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = Role::kDecode,
+                                                          .model = exchange_.model,
+                                                          .fingerprint = reply_->fingerprint,
+                                                          .exclude = tried_decode_,
+                                                          .load = decode_load()});
+  mark_held(*core_, exchange_, snapshot);
   const policy::DecodeRequest request = {.counts = counts(),
                                          .model_fingerprint = reply_->fingerprint,
-                                         .load = static_cast<double>(reply_->n),
+                                         .load = core_->fleet.unit_of(decode_load()),
                                          .label = exchange_.label,
-                                         .prompt_tokens = prefix_.prompt_tokens};
+ .prompt_tokens = exchange_.prefix.prompt_tokens};
   const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
   const auto decision = core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
   if (!decision) return std::nullopt;
   const double took_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(took_s);
   core_->metrics.fell_back(decision->fallback);
-  if (core_->prefixes) core_->prefixes->sent(snapshot.ids[decision->worker], prefix_);
+  sent_to(*core_, exchange_, snapshot.ids[decision->worker]);
   record(snapshot, *decision, took_s);
   span.set("kindred.policy", std::string(decision->policy));
   span.set("kindred.reason", std::string(policy::to_string(decision->reason)));

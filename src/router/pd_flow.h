@@ -17,7 +17,6 @@
 #include "router/exchange.h"
 #include "router/lease.h"
 #include "router/prefill_reply.h"
-#include "router/prefixes.h"
 #include "router/relay.h"
 
 namespace kindred::router {
@@ -44,6 +43,7 @@ class PdFlow {
 
   net::Task<Step> decode(bool may_restart);
   std::optional<fleet::WorkerId> choose_decode();
+  fleet::LegLoad decode_load() const;
   void record(const fleet::Snapshot& snapshot, const policy::Decision& decision, double took_s);
   const expert::ExpertCounts* counts();
   net::Task<Step> decode_leg(fleet::WorkerId worker, bool may_restart);
@@ -61,7 +61,6 @@ class PdFlow {
   std::vector<fleet::WorkerId> tried_prefill_, tried_decode_;
   LegFailure failure_;  // of the last leg that did not work
 
-  PromptPrefix prefix_;  // if the core has prefixes
   fleet::WorkerId prefill_worker_ = 0;
   policy::Reason prefill_reason_ = policy::Reason::kLeastLoaded;
   std::optional<PrefillReply> reply_;

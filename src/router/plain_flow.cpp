@@ -6,15 +6,13 @@
 #include <array>
 
 #include "router/headers.h"
+#include "router/leg_load.h"
+#include "router/prefixes.h"
 
 namespace kindred::router {
 namespace {
 
 constexpr std::string_view kWorker = "the worker";
-// What one request may count for, whatever number a client writes.
-constexpr uint64_t kMaxLoad = 1024;
-
-int64_t load_of(const RequestScan& scan) { return static_cast<int64_t>(std::clamp<uint64_t>(scan.n, 1, kMaxLoad)); }
 
 }  // namespace
 
@@ -22,14 +20,13 @@ PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, Role role)
     : core_(std::move(core)), exchange_(exchange), role_(role) {}
 
 net::Task<void> PlainFlow::run() {
-  if (core_->prefixes) prefix_ = co_await core_->prefixes->look_up(core_, exchange_);
   failure_ = {.error = no_worker(fmt::format("no worker that serves '{}' is up", exchange_.model))};
   for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
     const std::optional<fleet::WorkerId> worker = choose();
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("plain");
     tried_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, load_of(exchange_.scan));
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, whole_load(exchange_.scan));
     const bool done = co_await leg(*worker);
     if (done) co_return;
   }
@@ -39,23 +36,25 @@ net::Task<void> PlainFlow::run() {
 // A worker that does the whole request is a prefill worker, too, for policies that look at prefixes.
 std::optional<policy::Decision> PlainFlow::decide(const fleet::Snapshot& snapshot) {
   if (core_->prefill_policy->wants_prefix()) {
-    return core_->prefill_policy->choose({.workers = snapshot.views},
-                                         {.key = exchange_.scan.prompt, .prompt_tokens = prefix_.prompt_tokens});
+    policy::PrefillRequest request = prefill_request(*core_, exchange_);
+    request.load = core_->fleet.unit_of(whole_load(exchange_.scan));
+    return core_->prefill_policy->choose({.workers = snapshot.views}, request);
   }
-  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan)),
+  const policy::DecodeRequest request = {.load = core_->fleet.unit_of(whole_load(exchange_.scan)),
                                          .label = exchange_.label,
-                                         .prompt_tokens = prefix_.prompt_tokens};
+                                         .prompt_tokens = exchange_.prefix.prompt_tokens};
   return core_->plain_policy->choose({.workers = snapshot.views}, request);
 }
 
 std::optional<fleet::WorkerId> PlainFlow::choose() {
   const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
-  if (core_->prefixes) core_->prefixes->mark(snapshot, prefix_);
+  fleet::Snapshot snapshot = core_->fleet.snapshot(
+      {.role = role_, .model = exchange_.model, .exclude = tried_, .load = whole_load(exchange_.scan)});
+  mark_held(*core_, exchange_, snapshot);
   const std::optional<policy::Decision> decision = decide(snapshot);
   if (!decision) return std::nullopt;
-  if (core_->prefixes) core_->prefixes->sent(snapshot.ids[decision->worker], prefix_);
+  sent_to(*core_, exchange_, snapshot.ids[decision->worker]);
   DecisionRecord out;
   out.request_id = exchange_.id;
   out.unix_s = core_->clock.unix_seconds();

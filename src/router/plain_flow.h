@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "router/exchange.h"
-#include "router/prefixes.h"
 #include "router/relay.h"
 
 namespace kindred::router {
@@ -33,7 +32,6 @@ class PlainFlow {
   Exchange& exchange_;
   Role role_;
   std::vector<fleet::WorkerId> tried_;
-  PromptPrefix prefix_;  // if the core has prefixes
   LegFailure failure_;
 };
 

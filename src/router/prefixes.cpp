@@ -8,6 +8,7 @@
 #include <array>
 
 #include "router/headers.h"
+#include "router/leg_load.h"
 
 namespace kindred::router {
 namespace {
@@ -250,6 +251,20 @@ std::string Prefixes::metrics() {
     }
   }
   return registry_.render();
+}
+
+void mark_held(Core& core, const Exchange& exchange, fleet::Snapshot& snapshot) {
+  if (core.prefixes) core.prefixes->mark(snapshot, exchange.prefix);
+}
+
+void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker) {
+  if (core.prefixes) core.prefixes->sent(worker, exchange.prefix);
+}
+
+policy::PrefillRequest prefill_request(const Core& core, const Exchange& exchange) {
+  return {.key = exchange.scan.prompt,
+          .prompt_tokens = exchange.prefix.prompt_tokens,
+          .load = core.fleet.unit_of(prefill_load(exchange.scan))};
 }
 
 }  // namespace kindred::router

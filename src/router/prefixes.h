@@ -28,18 +28,9 @@
 
 namespace kindred::router {
 
-// Of one request.
-struct PromptPrefix {
-  double prompt_tokens = 0;  // exact, or bytes / kBytesPerToken; 0: no prompt
-  bool exact = false;
-  std::vector<std::pair<fleet::WorkerId, double>> held_tokens;
-  std::vector<fleet::BlockHash> pieces;
-};
-
 class Prefixes {
  public:
   static constexpr size_t kPieceBytes = 256;
-  static constexpr double kBytesPerToken = 4;
 
   // `workers`: that may be there at a time. Error: kInvalid, naming `kv_events`.
   static Result<std::unique_ptr<Prefixes>> make(KvOptions options, uint32_t workers);
@@ -80,5 +71,10 @@ class Prefixes {
   Registry registry_;
   Counter &exact_lookups_, &approximate_lookups_, &tokenize_failures_, &prompt_tokens_, &held_tokens_;
 };
+
+// For flows; without prefixes they do nothing, or tell nothing.
+void mark_held(Core& core, const Exchange& exchange, fleet::Snapshot& snapshot);
+void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker);
+policy::PrefillRequest prefill_request(const Core& core, const Exchange& exchange);
 
 }  // namespace kindred::router
