@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "policy/kv_aware.h"
 #include "router/headers.h"
 #include "router/leg_load.h"
 #include "router/prefixes.h"
@@ -33,9 +34,9 @@ net::Task<void> PlainFlow::run() {
   co_await exchange_.fail(std::move(failure_));
 }
 
-// A worker that does the whole request is a prefill worker, too, for policies that look at prefixes.
+// A worker that does the whole request is a prefill worker, too, for the policy that looks at prefixes.
 std::optional<policy::Decision> PlainFlow::decide(const fleet::Snapshot& snapshot) {
-  if (core_->prefill_policy->wants_prefix()) {
+  if (core_->prefill_policy->name() == policy::kKvAwareName) {
     policy::PrefillRequest request = prefill_request(*core_, exchange_);
     request.load = core_->fleet.unit_of(whole_load(exchange_.scan));
     return core_->prefill_policy->choose({.workers = snapshot.views}, request);
