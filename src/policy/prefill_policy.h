@@ -27,7 +27,7 @@ struct PrefillSnapshot {
 struct PrefillRequest {
   std::string_view key = {};  // raw bytes of `prompt` or `messages`, as the client sent them; may be empty
   double prompt_tokens = 0;   // counted or estimated; 0: not known
-  double load = 1;                // what the request adds to a worker's load, > 0
+  double load = 1;            // what the request adds to a worker's load, > 0
 };
 
 class PrefillPolicy {

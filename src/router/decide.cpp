@@ -8,20 +8,20 @@ namespace kindred::router {
 std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
   const MonotonicTime begun = core.clock.now();
   fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
-                                                        .model = exchange.model,
-                                                        .fingerprint = ask.fingerprint,
-                                                        .exclude = ask.exclude,
-                                                        .load = ask.load});
+                                                  .model = exchange.model,
+                                                  .fingerprint = ask.fingerprint,
+                                                  .exclude = ask.exclude,
+                                                  .load = ask.load});
   mark_held(core, exchange, snapshot);
   const policy::DecodeRequest request = {.counts = ask.counts,
                                          .model_fingerprint = ask.fingerprint,
                                          .load = core.fleet.unit_of(ask.load),
                                          .label = exchange.label,
- .prompt_tokens = exchange.prefix.prompt_tokens};
+                                         .prompt_tokens = exchange.prefix.prompt_tokens};
   const std::shared_ptr<const expert::CohortModel> cohorts = core.cohorts;
   const auto decision = core.decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
   if (!decision) return std::nullopt;
-  sent_to(core, exchange, snapshot.ids[decision->worker]);
+  sent_to(core, exchange, snapshot.ids[decision->worker], /*computes=*/false);
   DecisionRecord out;
   out.decision_s = seconds_between(begun, core.clock.now());
   core.metrics.decode_decision_s.observe(out.decision_s);
@@ -58,15 +58,15 @@ std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, flee
                                             std::span<const fleet::WorkerId> exclude) {
   const MonotonicTime begun = core.clock.now();
   fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kPrefill,
-                                                        .model = exchange.model,
-                                                        .paired = true,
-                                                        .exclude = exclude,
-                                                        .load = prefill_load(exchange.scan),
-                                                        .dialect = dialect});
+                                                  .model = exchange.model,
+                                                  .paired = true,
+                                                  .exclude = exclude,
+                                                  .load = prefill_load(exchange.scan),
+                                                  .dialect = dialect});
   mark_held(core, exchange, snapshot);
   const auto decision = core.prefill_policy->choose({.workers = snapshot.views}, prefill_request(core, exchange));
   if (!decision) return std::nullopt;
-  sent_to(core, exchange, snapshot.ids[decision->worker]);
+  sent_to(core, exchange, snapshot.ids[decision->worker], /*computes=*/true);
   core.metrics.prefill_decision_s.observe(seconds_between(begun, core.clock.now()));
   exchange.notes.prefill_worker = core.endpoint(snapshot.ids[decision->worker]).url();
   return PrefillChoice{snapshot.ids[decision->worker], decision->reason};

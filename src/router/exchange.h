@@ -57,8 +57,8 @@ class Exchange {
   std::optional<RequestTrace> trace;
   RequestNotes notes;
   PromptPrefix prefix;  // if a policy asks what workers hold
-  std::string label;  // of its domain, as the client names it; empty: none
-  std::string model;  // what is routed by; empty if the client named none and there is only one
+  std::string label;    // of its domain, as the client names it; empty: none
+  std::string model;    // what is routed by; empty if the client named none and there is only one
 
   Outcome outcome = Outcome::kCancelled;
   int status = 499;  // as sent

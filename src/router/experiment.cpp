@@ -79,7 +79,7 @@ Result<std::unique_ptr<Experiment>> Experiment::make(const ExperimentOptions& op
   }
   if (options.seam_ms >= options.slice_ms) {
     return bad_experiment(fmt::format("a seam of {} ms leaves nothing of a slice of {} ms", options.seam_ms.count(),
-                             options.slice_ms.count()));
+                                      options.slice_ms.count()));
   }
   if (!(options.level > 0 && options.level < 1)) return bad_experiment("level: accepted: above 0 and below 1");
   Policies policies;

@@ -55,7 +55,7 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
   mark_held(*core_, exchange_, snapshot);
   const std::optional<policy::Decision> decision = decide(snapshot);
   if (!decision) return std::nullopt;
-  sent_to(*core_, exchange_, snapshot.ids[decision->worker]);
+  sent_to(*core_, exchange_, snapshot.ids[decision->worker], /*computes=*/true);
   DecisionRecord out;
   out.request_id = exchange_.id;
   out.unix_s = core_->clock.unix_seconds();

@@ -85,7 +85,7 @@ Prefixes::Prefixes(KvOptions options, std::vector<Source> sources, uint32_t work
       tokenize_failures_(registry_.counter("kindred_router_tokenize_failures_total",
                                            "Prompts that no worker tokenised in time; looked up by what was sent.")),
       prompt_tokens_(
-          registry_.counter("kindred_router_prefix_prompt_tokens_total", "Tokens of prompts sent to a worker.")),
+          registry_.counter("kindred_router_prefix_prompt_tokens_total", "Tokens of prompts sent to a worker that computes them.")),
       held_tokens_(registry_.counter("kindred_router_prefix_held_tokens_total",
                                      "Of these, tokens that the worker held already.")) {
   if (sources_.empty() && options_.events_port == 0) return;
@@ -204,10 +204,12 @@ void Prefixes::mark(fleet::Snapshot& snapshot, const PromptPrefix& prefix) {
   }
 }
 
-void Prefixes::sent(fleet::WorkerId worker, const PromptPrefix& prefix) {
-  prompt_tokens_.add(prefix.prompt_tokens);
-  const auto held = std::ranges::find(prefix.held_tokens, worker, &std::pair<fleet::WorkerId, double>::first);
-  if (held != prefix.held_tokens.end()) held_tokens_.add(std::min(held->second, prefix.prompt_tokens));
+void Prefixes::sent(fleet::WorkerId worker, const PromptPrefix& prefix, bool computes) {
+  if (computes) {
+    prompt_tokens_.add(prefix.prompt_tokens);
+    const auto held = std::ranges::find(prefix.held_tokens, worker, &std::pair<fleet::WorkerId, double>::first);
+    if (held != prefix.held_tokens.end()) held_tokens_.add(std::min(held->second, prefix.prompt_tokens));
+  }
   const std::lock_guard lock(mutex_);
   sent_.store(worker, prefix.pieces);
 }
@@ -257,8 +259,8 @@ void mark_held(Core& core, const Exchange& exchange, fleet::Snapshot& snapshot) 
   if (core.prefixes) core.prefixes->mark(snapshot, exchange.prefix);
 }
 
-void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker) {
-  if (core.prefixes) core.prefixes->sent(worker, exchange.prefix);
+void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker, bool computes) {
+  if (core.prefixes) core.prefixes->sent(worker, exchange.prefix, computes);
 }
 
 policy::PrefillRequest prefill_request(const Core& core, const Exchange& exchange) {

@@ -45,8 +45,9 @@ class Prefixes {
   net::Task<PromptPrefix> look_up(CorePtr core, const Exchange& exchange);
   // Fills in held_tokens of the views.
   void mark(fleet::Snapshot& snapshot, const PromptPrefix& prefix);
-  // The request goes there; it will hold the prompt.
-  void sent(fleet::WorkerId worker, const PromptPrefix& prefix);
+  // The request goes there, and the worker will hold the prompt. `computes`: what it does not hold yet, it has to
+  // compute; not so for a decode worker.
+  void sent(fleet::WorkerId worker, const PromptPrefix& prefix, bool computes);
 
   Json status() const;
   std::string metrics();
@@ -74,7 +75,7 @@ class Prefixes {
 
 // For flows; without prefixes they do nothing, or tell nothing.
 void mark_held(Core& core, const Exchange& exchange, fleet::Snapshot& snapshot);
-void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker);
+void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker, bool computes);
 policy::PrefillRequest prefill_request(const Core& core, const Exchange& exchange);
 
 }  // namespace kindred::router
