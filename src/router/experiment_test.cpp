@@ -53,7 +53,8 @@ TEST(ExperimentLedger, ReportsTheDifferenceOfWholeBlocks) {
     const bool b = arm_of(ledger, slice) == 1;
     const double drift = static_cast<double>(slice / 2);
     ledger.window(slice, 100 + drift + (b ? 5.0 + 0.1 * static_cast<double>(slice % 3) : 0), {});
-    ledger.request(static_cast<double>(slice) * 10 + 5, 0, 1.0 + 0.01 * static_cast<double>(slice * 7 % 5), {});
+    const double ttft_s = 1.0 + drift + (b ? (slice / 2 % 2 == 0 ? 0.01 : -0.01) : 0);  // no difference on the whole
+    ledger.request(static_cast<double>(slice) * 10 + 5, 0, ttft_s, {});
   }
   ledger.window(20, 1e9, {});  // of a block that is not over
   const Json report = ledger.report(210);
@@ -133,7 +134,8 @@ TEST_F(ExperimentTest, ArmsTakeTurnsAndAreReported) {
       30s));
   const Json now = report();
   std::set<std::string> policies;
-  for (const Json& decision : parse_json(call("GET", "/status?decisions=1000").body)["decisions"]) {
+  const Json status = parse_json(call("GET", "/status?decisions=1000").body);
+  for (const Json& decision : status["decisions"]) {
     policies.insert(decision["policy"].get<std::string>());
   }
   EXPECT_EQ(policies, (std::set<std::string>{"least-loaded", "round-robin"}));
