@@ -11,7 +11,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int64_t kDayMs = 86'400'000;
 constexpr int64_t kMillion = 1'000'000;
 
 }  // namespace

@@ -9,6 +9,9 @@
 
 namespace kindred::cli {
 
+// The longest time that an option of the router can say.
+inline constexpr int64_t kDayMs = 86'400'000;
+
 struct EdgeArguments {
   int64_t head_bytes = 64 * 1024, headers = 128;
   int64_t head_timeout_ms = 30'000, body_timeout_ms = 120'000, idle_timeout_ms = 75'000, write_timeout_ms = 60'000;
