@@ -131,8 +131,7 @@ Status measure_latency(Bed& bed, size_t t) {
   if (!direct) return direct.error();
   const Result<RelayResult> through = run_relay_load(bed.targets[t].port, load);
   if (!through) return through.error();
-  for (const auto& [q, out] :
-       {std::pair{0.5, &bed.costs[t].added_p50_us}, std::pair{0.99, &bed.costs[t].added_p99_us}})
+  for (const auto& [q, out] : {std::pair{0.5, &bed.costs[t].added_p50_us}, std::pair{0.99, &bed.costs[t].added_p99_us}})
     out->push_back(quantile(through->latency_us, q) - quantile(direct->latency_us, q));
   return {};
 }
@@ -165,8 +164,8 @@ double median_ratio(const std::vector<double>& of, const std::vector<double>& to
 }
 
 void report_costs(Bed& bed) {
-  Table table({"processor time", "us/request", "us/event", "us/event, one by one", "us/request, 600 kB",
-               "added p50 us", "added p99 us"});
+  Table table({"processor time", "us/request", "us/event", "us/event, one by one", "us/request, 600 kB", "added p50 us",
+               "added p99 us"});
   Table ratios({"ratio to nginx", "request", "event", "event, one by one", "request, 600 kB"});
   const Costs& nginx = bed.costs[0];
   for (size_t t = 0; t < bed.targets.size(); ++t) {
@@ -247,18 +246,21 @@ Status measure_streams(Bed& bed) {
   const Result<double> cpu = processor_time_s(pid);
   if (!result) return result.error();
   if (!before || !full || !cpu || !cpu_before) return Error{ErrorCode::kUnavailable, "the router ended"};
-  const Result<std::string> metrics =
-      fetch({"127.0.0.1", router->port}, "/metrics");
+  const Result<std::string> metrics = fetch({"127.0.0.1", router->port}, "/metrics");
   if (!metrics) return metrics.error();
   const double stall_ms = 1e3 * metric_sum(*metrics, "kindred_router_loop_late_max_seconds");
   const double bytes = static_cast<double>(*full - *before) / static_cast<double>(streams);
   const double event_us = 1e6 * (*cpu - *cpu_before) / (static_cast<double>(streams) * hold_s);
-  bed.json["streams"] = {{"streams", streams},          {"bytes_per_stream", bytes}, {"longest_stall_ms", stall_ms},
-                         {"processor_us_per_event", event_us}, {"events_per_s", streams}};
+  bed.json["streams"] = {{"streams", streams},
+                         {"bytes_per_stream", bytes},
+                         {"longest_stall_ms", stall_ms},
+                         {"processor_us_per_event", event_us},
+                         {"events_per_s", streams}};
   if (!bed.options.output.json) {
-    fmt::print("\n  {} streams of one event a second: {:.1f} KiB a stream, {:.1f} us of processor time an event, longest "
-               "stall of the router's loop {:.0f} ms\n",
-               streams, bytes / 1024, event_us, stall_ms);
+    fmt::print(
+        "\n  {} streams of one event a second: {:.1f} KiB a stream, {:.1f} us of processor time an event, longest "
+        "stall of the router's loop {:.0f} ms\n",
+        streams, bytes / 1024, event_us, stall_ms);
   }
   return {};
 }

@@ -15,7 +15,7 @@
 namespace kindred::cli {
 
 struct BackendOptions {
-  uint32_t events = 128;                    // of a streamed answer, each written by itself
+  uint32_t events = 128;                     // of a streamed answer, each written by itself
   std::chrono::milliseconds interval_ms{0};  // between two events; 0: as fast as they are taken
 };
 

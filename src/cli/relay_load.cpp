@@ -106,7 +106,8 @@ struct Run {
     AnswerEnd end;
     bool done = false, first = true;
     while (!write_error && !done) {
-      const auto [error, got] = co_await socket.async_read_some(asio::buffer(buffer.data(), buffer.size()), net::kNoThrow);
+      const auto [error, got] =
+          co_await socket.async_read_some(asio::buffer(buffer.data(), buffer.size()), net::kNoThrow);
       if (error || !end.feed({buffer.data(), got}, done)) break;
       result.bytes += got;
       if (first) first_bytes();

@@ -14,9 +14,9 @@
 namespace kindred::cli {
 
 struct RelayLoad {
-  std::string request;        // head and body, as sent
+  std::string request;  // head and body, as sent
   size_t connections = 64;
-  size_t requests = 1000;     // in all
+  size_t requests = 1000;  // in all
   // Set for streams that are kept open: called once, when every connection has had its first bytes of an
   // answer. The load goes on for `hold_s` from then, and ends with answers cut.
   std::function<void()> when_all_stream = {};

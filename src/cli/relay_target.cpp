@@ -151,9 +151,8 @@ Result<RelayTarget> start_pd_router(const RelayBackend& backend, const std::stri
                                     const std::string& folder) {
   Result<uint16_t> port = free_port();
   if (!port) return std::move(port).error();
-  std::vector<std::string> args = {"router",    "--port",        std::to_string(*port),
-                                   "--prefill", local_url(backend.prefill_port()),
-                                   "--cohorts", cohorts};
+  std::vector<std::string> args = {
+      "router", "--port", std::to_string(*port), "--prefill", local_url(backend.prefill_port()), "--cohorts", cohorts};
   for (size_t i = 0; i < RelayBackend::kDecodeWorkers; ++i) {
     args.insert(args.end(), {"--decode", local_url(backend.decode_port(i))});
   }

@@ -32,8 +32,7 @@ std::string nginx_config(uint16_t port, uint16_t upstream_port, const std::strin
 Result<RelayTarget> start_nginx(const std::string& program, const RelayBackend& backend, const std::string& folder);
 Result<RelayTarget> start_router(const RelayBackend& backend, const std::string& folder);
 // Prefill and decode workers, locality-band, cohorts from `cohorts`.
-Result<RelayTarget> start_pd_router(const RelayBackend& backend, const std::string& cohorts,
-                                    const std::string& folder);
+Result<RelayTarget> start_pd_router(const RelayBackend& backend, const std::string& cohorts, const std::string& folder);
 // Other routers that are in PATH: vllm-router, sglang-router, smg.
 std::vector<RelayTarget> start_installed_routers(const RelayBackend& backend, const std::string& folder);
 

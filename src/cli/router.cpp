@@ -24,6 +24,7 @@ namespace {
 namespace asio = net::asio;
 using std::chrono::milliseconds;
 
+constexpr int64_t kDayMs = 86'400'000;
 
 struct RouterArguments {
   std::string host = "127.0.0.1";

@@ -9,9 +9,6 @@
 
 namespace kindred::cli {
 
-// The longest time that an option of the router can say.
-inline constexpr int64_t kDayMs = 86'400'000;
-
 struct EdgeArguments {
   int64_t head_bytes = 64 * 1024, headers = 128;
   int64_t head_timeout_ms = 30'000, body_timeout_ms = 120'000, idle_timeout_ms = 75'000, write_timeout_ms = 60'000;
@@ -22,6 +19,9 @@ struct EdgeArguments {
   int64_t admin_port = -1;
   std::string admin_key_file, api_keys_file, upstream_api_key_file;
   std::string access_log = "none", access_log_file;
+  std::string tls_cert, tls_key, tls_client_ca, upstream_ca;
+  std::string otlp_endpoint;
+  double trace_sample = 1;
 
   // The arguments must outlive the schema.
   void add_to(ConfigSchema& schema);

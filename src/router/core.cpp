@@ -20,6 +20,13 @@ uint64_t random_seed() {
   return (static_cast<uint64_t>(device()) << 32) ^ device();
 }
 
+net::ClientOptions export_options(const RouterOptions& options) {
+  net::ClientOptions out;
+  out.tls = options.edge.upstream.tls;
+  out.connections_per_endpoint = 2;
+  return out;
+}
+
 net::ClientOptions probe_options(const RouterOptions& options) {
   net::ClientOptions out = options.edge.upstream;
   out.idle_per_endpoint = 1;
@@ -45,6 +52,7 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
       clock(time),
       fleet(time, fleet_options(options)),
       client(executor, options.edge.upstream),
+      export_client(executor, export_options(options)),
       probe_client(executor, probe_options(options)),
       decisions(options.decisions),
       id_seed_(random_seed()) {}

@@ -51,12 +51,18 @@ class RouterMetrics {
   Counter& leases_released;
   Counter& leases_stranded;  // left to their time to live
 
+  Counter& spans_exported;
+  Counter& spans_dropped;
+
   Counter& refit_fits;     // installed
   Counter& refit_splits;   // newcomers that took half a cohort
   Counter& refit_merges;   // cohorts of workers that are gone
   Counter& refit_skipped;  // too few requests
   Counter& refit_failures;
   Counter& refit_dropped;  // requests that the window had no room for
+  Histogram& loop_late_s;  // how much later than asked a timer of the router's loop fired
+  Gauge& loop_late_max_s;
+
   Gauge& refit_running;
   Gauge& refit_window_requests;
   Gauge& refit_shift;  // of the last one
