@@ -45,10 +45,10 @@ struct Bed {
   RelayOptions options;
   Machine machine;
   ScratchDir folder;
-  std::unique_ptr<RelayBackend> backend;
-  std::vector<RelayTarget> targets;  // nginx first
-  std::vector<Costs> costs;
-  Json json;
+  std::unique_ptr<RelayBackend> backend = {};
+  std::vector<RelayTarget> targets = {};  // nginx first
+  std::vector<Costs> costs = {};
+  Json json = {};
 };
 
 Result<std::string> save_cohorts(const Bed& bed, const expert::ExpertShape& shape) {

@@ -81,8 +81,8 @@ struct Run {
   asio::steady_timer hold{context};
   size_t sent = 0, streaming = 0;
   bool over = false;
-  RelayResult result;
-  Status status;
+  RelayResult result = {};
+  Status status = {};
 
   void fail(Error error) {
     if (status) status = std::move(error);

@@ -75,7 +75,7 @@ TEST_F(WorkersTest, ARemovedWorkerFinishesWhatItHas) {
   EXPECT_EQ(d0.leg_count(), 2U);
 }
 
-TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberEach) {
+TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberAndOnePollerEach) {
   prefill();
   FakeWorker& d = decode();
   start();
@@ -84,9 +84,9 @@ TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberEach) {
     EXPECT_EQ(post(d.url(), "decode").status, 201);
   }
   EXPECT_TRUE(eventually([&] { return ready(); }));
-  EXPECT_EQ(loop_.call([this] { return router_->core().standing(); }), 2U);
+  EXPECT_EQ(loop_.call([this] { return router_->core().standing(); }), 4U);
   EXPECT_EQ(remove(d.url()).status, 200);
-  EXPECT_TRUE(eventually([&] { return loop_.call([this] { return router_->core().standing(); }) == 1; }));
+  EXPECT_TRUE(eventually([&] { return loop_.call([this] { return router_->core().standing(); }) == 2; }));
   EXPECT_EQ(workers().size(), 1U);
 }
 
