@@ -33,6 +33,8 @@ class RouterMetrics {
   void retried(std::string_view leg);
   void fell_back(policy::FallbackReason reason);
   void shadow_decided(const policy::ShadowVerdict& verdict);
+  void membership_error(std::string_view source);
+  void reloaded(bool accepted);
 
   // With the gauges of the workers as they are now.
   std::string render(const fleet::Fleet& fleet);
