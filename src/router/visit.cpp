@@ -6,12 +6,10 @@
 #include <chrono>
 #include <cmath>
 
+#include "router/leg_load.h"
+
 namespace kindred::router {
 namespace {
-
-// Tokens of a prompt before anybody has counted them. English text has about four bytes a token, and what JSON
-// adds is set right when the request ends.
-constexpr uint64_t kBytesPerToken = 4;
 
 ApiError unauthorized(Exchange& exchange, std::string_view message) {
   exchange.answer_headers.add("WWW-Authenticate", "Bearer");
