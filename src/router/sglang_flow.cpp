@@ -18,7 +18,7 @@
 namespace kindred::router {
 namespace {
 
-constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kSglangPrefillWorker = "the prefill worker";
 
 // The prefill leg beside the decode leg. Both legs and whoever waits share it.
 struct Sibling {
@@ -76,7 +76,7 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
   }
   if (!error.message.empty() && error.code != ErrorCode::kCancelled) {
     core->log.warn("{}: request {}: {}", core->endpoint(worker).url(), exchange.id, error.message);
-    fail(transport_failure(*core, worker, kPrefillWorker, error));
+    fail(transport_failure(*core, worker, kSglangPrefillWorker, error));
   }
   sibling->done = true;
   sibling->ended.cancel();
