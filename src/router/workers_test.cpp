@@ -79,14 +79,17 @@ TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberAndOnePollerEach) {
   prefill();
   FakeWorker& d = decode();
   start();
+  const auto standing = [this] { return loop_.call([this] { return router_->core().standing(); }); };
+  ASSERT_TRUE(eventually([&] { return standing() >= 4; }));
+  const size_t before = standing();
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(remove(d.url()).status, 200);
     EXPECT_EQ(post(d.url(), "decode").status, 201);
   }
   EXPECT_TRUE(eventually([&] { return ready(); }));
-  EXPECT_EQ(loop_.call([this] { return router_->core().standing(); }), 4U);
+  EXPECT_EQ(standing(), before);
   EXPECT_EQ(remove(d.url()).status, 200);
-  EXPECT_TRUE(eventually([&] { return loop_.call([this] { return router_->core().standing(); }) == 2; }));
+  EXPECT_TRUE(eventually([&] { return standing() == before - 2; }));
   EXPECT_EQ(workers().size(), 1U);
 }
 
@@ -139,7 +142,7 @@ TEST_F(WorkersTest, SaysWhatIsWrongAndInWhichField) {
       {R"({"url":")" + url + R"(","role":"prefill"})", "url", "already"},
       {R"({"url":"http://127.0.0.1:9"})", "role", "prefill, decode, both"},
       {R"({"url":"http://127.0.0.1:9","role":"cook"})", "role", "prefill, decode, both"},
-      {R"({"url":"http://127.0.0.1:9","role":"decode","weight":"2"})", "weight", "url, role"},
+      {R"({"url":"http://127.0.0.1:9","role":"decode","weight":"2"})", "weight", "url, role, dialect"},
   };
   for (const auto& [body, param, says] : bad) {
     const Answer answer = post(body);
