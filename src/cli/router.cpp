@@ -40,6 +40,7 @@ struct RouterArguments {
   int64_t prefix_bytes = 1024;
   int64_t health_interval_ms = 1'000;
   int64_t retries = 2;
+  std::vector<std::string> retry_on = {"429", "500", "502", "503", "504"};
   int64_t prefill_deadline_ms = 600'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
   int64_t body_bytes = 64LL << 20;
   int64_t max_inflight = 4096;
@@ -76,6 +77,8 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
   schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
+  schema.list("retry_on", &o.retry_on,
+              "status of a worker's answer after which another one is tried: 400 to 599, 4xx, 5xx or none");
   schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
   schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
                  "for a decode worker to begin to answer; without streaming, to generate it all");
@@ -115,6 +118,7 @@ router::RouterOptions router_options(const RouterArguments& o) {
   out.manage_workers = o.manage_workers;
   out.health_interval_ms = milliseconds(o.health_interval_ms);
   out.retries = static_cast<uint32_t>(o.retries);
+  out.retry_on = o.retry_on;
   out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
   out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);
   out.idle_deadline_ms = milliseconds(o.idle_deadline_ms);

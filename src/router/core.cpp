@@ -40,6 +40,9 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
 
 Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions options, const Clock& clock) {
   CorePtr core(new Core(std::move(executor), std::move(options), clock));  // the constructor is private
+  auto retry_on = RetryStatuses::parse(core->options.retry_on);
+  if (!retry_on) return std::move(retry_on).error();
+  core->retry_on = *retry_on;
   auto prefill = policy::make_prefill_policy(core->options.prefill_policy);
   if (!prefill) return std::move(prefill).error();
   core->prefill_policy = *std::move(prefill);

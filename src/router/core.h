@@ -22,6 +22,7 @@
 #include "policy/prefill_policy.h"
 #include "router/decision_log.h"
 #include "router/options.h"
+#include "router/retry.h"
 #include "router/router_metrics.h"
 
 namespace kindred::router {
@@ -77,6 +78,7 @@ class Core {
   // Null: none. A refit puts another one here; a decision holds the one it began with.
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
+  RetryStatuses retry_on;              // answers of a worker after which another one is asked
   RouterMetrics metrics;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks

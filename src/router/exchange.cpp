@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "router/headers.h"
 
 namespace kindred::router {
@@ -22,10 +24,12 @@ net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::str
   outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
 }
 
-net::Task<void> Exchange::fail(ApiError error, bool may_insert_event) {
+net::Task<void> Exchange::fail(ApiError error) {
   if (writer.started()) {
-    if (may_insert_event) {
-      const std::string event = error_event(error);
+    const std::optional<Bridge> bridge = meter ? meter->bridge() : Bridge{};
+    if (bridge) {
+      if (!bridge->framed.empty()) co_await writer.write_framed(bridge->framed);
+      const std::string event = std::string(bridge->payload) + error_event(error);
       co_await writer.write(event);
     }
     writer.abort();
@@ -42,12 +46,17 @@ net::Task<void> Exchange::fail(ApiError error, bool may_insert_event) {
   if (outcome == Outcome::kClientError && error.code == "router_busy") outcome = Outcome::kRejected;
 }
 
-net::Task<void> Exchange::fail(LegFailure failure, bool may_insert_event) {
+net::Task<void> Exchange::fail(LegFailure failure) {
   if (failure.status == 0 || writer.started()) {
-    co_await fail(std::move(failure.error), may_insert_event);
+    co_await fail(std::move(failure.error));
     co_return;
   }
   co_await answer(failure.status, std::move(failure.headers), failure.body);
+}
+
+StreamMeter& Exchange::measure(Core& core) {
+  if (!meter) meter.emplace(core.clock, arrived, core.metrics, std::max<uint64_t>(1, scan.n));
+  return *meter;
 }
 
 net::Task<bool> Exchange::start_stream(net::Headers headers) {
@@ -97,8 +106,6 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
 bool worth_retrying(const Error& error) {
   return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt;
 }
-
-bool worth_retrying(int status) { return status >= 500 || status == 429; }
 
 net::RequestHead worker_head(const Exchange& exchange) {
   net::RequestHead head;

@@ -40,6 +40,8 @@ struct RouterOptions {
   uint32_t failures_until_out = 3;
 
   uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
+  // Statuses after which it does: numbers, "5xx", or "none". Others pass to the client as they are.
+  std::vector<std::string> retry_on = {"429", "500", "502", "503", "504"};
 
   std::chrono::milliseconds prefill_deadline_ms{600'000};  // to the head of the prefill reply
   // To the head of the decode worker's reply; without streaming that is the whole generation.

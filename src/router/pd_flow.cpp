@@ -15,8 +15,7 @@ constexpr std::string_view kDecodeWorker = "the decode worker";
 
 }  // namespace
 
-PdFlow::PdFlow(CorePtr core, Exchange& exchange)
-    : core_(std::move(core)), exchange_(exchange), meter_(core_->clock, exchange.arrived, core_->metrics) {}
+PdFlow::PdFlow(CorePtr core, Exchange& exchange) : core_(std::move(core)), exchange_(exchange) {}
 
 net::Task<void> PdFlow::run() {
   for (bool may_restart = true;; may_restart = false) {
@@ -83,7 +82,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
   const net::ResponseHead& got = (*response)->head();
   if (got.status != 200) {
     failure_ = co_await read_answer(**response, exchange_.id);
-    if (worth_retrying(got.status)) co_return Step::kRetry;
+    if (core_->retry_on.contains(got.status)) co_return Step::kRetry;
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
@@ -131,7 +130,7 @@ net::Task<bool> PdFlow::send_first() {
   const bool started = co_await exchange_.start_stream(own_headers());
   if (!started) co_return false;
   if (reply_->first.empty()) co_return true;  // the token's bytes are not whole yet
-  meter_.feed({.bytes = reply_->first});
+  exchange_.measure(*core_).feed({.bytes = reply_->first});
   co_return co_await exchange_.writer.write(reply_->first);
 }
 
@@ -152,7 +151,7 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
     if (step != Step::kRetry) co_return step;
   }
   if (lease_) lease_->release();
-  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 
@@ -250,13 +249,13 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
   if (code == "handoff_invalid") {
     // The router's fault, not the client's, whose request the prefill worker took.
     failure_.status = 0;
-  } else if (worth_retrying(status) || status == 403 || status == 409) {
+  } else if (core_->retry_on.contains(status) || status == 403 || status == 409) {
     // What the pair said to each other means nothing to the client; being busy does.
     if (status != 429 && status != 503) failure_.status = 0;
     co_return Step::kRetry;
   }
   if (lease_) lease_->release();
-  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 
@@ -270,18 +269,18 @@ void PdFlow::forget_handoff() {
 }
 
 net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
-  RelaySource source(response, exchange_.writer);
+  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(first).error());
   lease_->release();
   forget_handoff();
-  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter_);
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
     case RelayEnd::kComplete: exchange_.outcome = Outcome::kOk; break;
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, kDecodeWorker, result.error);
-      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      co_await exchange_.fail(std::move(failure));
       break;
     }
   }
@@ -305,7 +304,7 @@ net::Task<PdFlow::Step> PdFlow::after_transport_error(fleet::WorkerId worker, st
   failure_ = transport_failure(*core_, worker, who, error);
   if (worth_retrying(error)) co_return Step::kRetry;
   if (lease_) lease_->release();
-  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 

@@ -68,7 +68,7 @@ net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
-  if (worth_retrying(got.status)) {
+  if (core_->retry_on.contains(got.status)) {
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
   }
@@ -78,7 +78,7 @@ net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
 }
 
 net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
-  RelaySource source(response, exchange_.writer);
+  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
   const bool started = co_await exchange_.start_stream(to_client(response.head().headers, exchange_.id));
@@ -86,14 +86,13 @@ net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::Wo
     exchange_.cancelled();
     co_return true;
   }
-  StreamMeter meter(core_->clock, exchange_.arrived, core_->metrics);
-  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter);
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
     case RelayEnd::kComplete: exchange_.outcome = Outcome::kOk; break;
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, kWorker, result.error);
-      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      co_await exchange_.fail(std::move(failure));
       break;
     }
   }
