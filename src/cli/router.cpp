@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "cli/commands.h"
+#include "cli/router_edge.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
@@ -46,6 +47,7 @@ struct RouterArguments {
   int64_t max_inflight = 4096;
   int64_t decisions = 1024;
   int64_t drain_ms = 30'000;
+  EdgeArguments edge;
 };
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
@@ -87,11 +89,12 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("max_inflight", &o.max_inflight, 1, 1'000'000, "requests served at once");
   schema.integer("decisions", &o.decisions, 0, 1'000'000, "last decisions kept for /status");
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
+  o.edge.add_to(schema);
   schema.accept_config_file();
   return schema;
 }
 
-router::RouterOptions router_options(const RouterArguments& o) {
+Result<router::RouterOptions> router_options(const RouterArguments& o) {
   router::RouterOptions out;
   out.host = o.host;
   out.port = static_cast<uint16_t>(o.port);
@@ -125,6 +128,7 @@ router::RouterOptions router_options(const RouterArguments& o) {
   out.body_bytes = static_cast<size_t>(o.body_bytes);
   out.max_inflight = static_cast<size_t>(o.max_inflight);
   out.decisions = static_cast<size_t>(o.decisions);
+  if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;
 }
 
@@ -156,9 +160,11 @@ int run_router(Args args) {
     fmt::print("{}", schema.help());
     return 0;
   }
+  Result<router::RouterOptions> configured = router_options(options);
+  if (!configured) return fail("router", configured.error(), 2);
   const SystemClock clock;
   asio::io_context context(1);
-  auto router = router::Router::make(context.get_executor(), router_options(options), clock);
+  auto router = router::Router::make(context.get_executor(), *std::move(configured), clock);
   if (!router) {
     fmt::print(stderr, "kindred router: {}\n", router.error().message);
     return router.error().code == ErrorCode::kInvalid ? 2 : 1;
@@ -169,6 +175,9 @@ int run_router(Args args) {
   }
   fmt::print("kindred router: listening on http://{}:{} ({} prefill, {} decode, {} whole; policy {})\n", options.host,
              *port, options.prefill.size(), options.decode.size(), options.worker.size(), options.decode_policy);
+  if (const auto admin = (*router)->admin_port()) {
+    fmt::print("kindred router: admin on http://{}:{}\n", options.edge.admin_host, *admin);
+  }
   std::fflush(stdout);
   return serve(context, **router, milliseconds(options.drain_ms));
 }

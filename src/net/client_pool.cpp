@@ -59,6 +59,59 @@ Task<Result<std::vector<tcp::endpoint>>> resolve(asio::any_io_executor executor,
 
 }  // namespace
 
+ClientPool::Place& ClientPool::Place::operator=(Place&& other) noexcept {
+  if (this == &other) return *this;
+  give_back();
+  pool_ = std::move(other.pool_);
+  endpoint_ = std::move(other.endpoint_);
+  return *this;
+}
+
+void ClientPool::Place::give_back() {
+  const std::shared_ptr<ClientPool> pool = pool_.lock();
+  pool_.reset();
+  if (pool) pool->leave(endpoint_);
+}
+
+Task<Result<ClientPool::Place>> ClientPool::enter(Endpoint endpoint, CancelToken cancel) {
+  Places& places = places_[endpoint];
+  if (places.taken < options_.connections_per_endpoint) {
+    ++places.taken;
+    co_return Place(weak_from_this(), std::move(endpoint));
+  }
+  const Error full{ErrorCode::kExhausted,
+                   fmt::format("all {} connections to {} are in use", places.taken, endpoint.text())};
+  if (places.waiters.size() >= options_.waiters_per_endpoint) co_return full;
+  const auto waiter = std::make_shared<Waiter>(executor_);
+  waiter->woken.expires_after(options_.wait_timeout_ms);
+  places.waiters.push_back(waiter);
+  const auto registration = cancel.on_cancel([waiter] { waiter->woken.cancel(); });
+  if (!cancel.cancelled()) co_await waiter->woken.async_wait(kNoThrow);
+  if (waiter->has_place) {
+    // Held from here on, so that it goes back also if the client has left meanwhile.
+    Place place(weak_from_this(), endpoint);
+    if (cancel.cancelled()) co_return cancelled_error(endpoint);
+    co_return std::move(place);
+  }
+  std::erase(places_[endpoint].waiters, waiter);
+  if (cancel.cancelled()) co_return cancelled_error(endpoint);
+  co_return full;
+}
+
+void ClientPool::leave(const Endpoint& endpoint) {
+  const auto at = places_.find(endpoint);
+  KINDRED_CHECK(at != places_.end() && at->second.taken > 0);
+  std::deque<std::shared_ptr<Waiter>>& waiters = at->second.waiters;
+  if (!waiters.empty()) {
+    // The place passes on without being free in between, so nobody overtakes.
+    waiters.front()->has_place = true;
+    waiters.front()->woken.cancel();
+    waiters.pop_front();
+    return;
+  }
+  if (--at->second.taken == 0) places_.erase(at);
+}
+
 std::shared_ptr<Wire> ClientPool::take(const Endpoint& endpoint) {
   const auto at = idle_.find(endpoint);
   if (at == idle_.end()) return nullptr;

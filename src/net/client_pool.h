@@ -1,10 +1,12 @@
-// Idle keep-alive connections by endpoint, and the making of new ones.
+// Idle keep-alive connections by endpoint, the making of new ones, and the bound on both.
 //
 // Shared by the HttpClient and weakly by its responses: one that ends after the client is gone closes
 // its connection. Confined to its executor's thread.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -17,12 +19,32 @@
 
 namespace kindred::net {
 
-class ClientPool {
+class ClientPool : public std::enable_shared_from_this<ClientPool> {
  public:
+  // The right to one connection of an endpoint; given back when it goes. A connection becomes idle before
+  // its place is given back and idle ones are taken before new ones are made, so the places bound all that
+  // are open.
+  class Place {
+   public:
+    Place() = default;
+    Place(std::weak_ptr<ClientPool> pool, Endpoint endpoint) : pool_(std::move(pool)), endpoint_(std::move(endpoint)) {}
+    Place(Place&& other) noexcept = default;
+    Place& operator=(Place&& other) noexcept;
+    ~Place() { give_back(); }
+    void give_back();
+
+   private:
+    std::weak_ptr<ClientPool> pool_;
+    Endpoint endpoint_;
+  };
+
   ClientPool(asio::any_io_executor executor, ClientOptions options)
       : executor_(std::move(executor)), options_(options) {}
 
   const ClientOptions& options() const { return options_; }
+
+  // Waits for a place, in order of arrival. Errors: kExhausted, kCancelled.
+  Task<Result<Place>> enter(Endpoint endpoint, CancelToken cancel);
 
   // The idle connection used last, or nullptr. One that its peer has closed is not given.
   std::shared_ptr<Wire> take(const Endpoint& endpoint);
@@ -43,9 +65,22 @@ class ClientPool {
     }
   };
 
+  struct Waiter {
+    explicit Waiter(const asio::any_io_executor& executor) : woken(executor) {}
+    asio::steady_timer woken;
+    bool has_place = false;
+  };
+  struct Places {
+    size_t taken = 0;
+    std::deque<std::shared_ptr<Waiter>> waiters;
+  };
+
+  void leave(const Endpoint& endpoint);
+
   asio::any_io_executor executor_;
   ClientOptions options_;
   bool shut_down_ = false;
+  std::unordered_map<Endpoint, Places, EndpointHash> places_;  // where any are taken
   std::unordered_map<Endpoint, std::vector<std::shared_ptr<Wire>>, EndpointHash> idle_;
 };
 

@@ -28,6 +28,10 @@ Task<Status> PooledResponse::exchange(std::span<asio::const_buffer> request, std
   co_return begin_body(method);
 }
 
+void PooledResponse::hold(ClientPool::Place place) {
+  if (wire_) place_ = std::move(place);
+}
+
 Task<Status> PooledResponse::read_head() {
   HeadScanner scanner;
   for (;;) {
@@ -147,14 +151,16 @@ void PooledResponse::end_body() {
   const bool unasked_bytes = in_.size() > given_;
   const bool keep = pool && reusable_ && !unasked_bytes && keep_alive(head_) && !wire->cancelled() &&
                     framing_.kind != BodyFraming::Kind::kUntilClose;
-  if (keep) return pool->put_back(endpoint_, wire);
-  wire->close();
+  if (keep) pool->put_back(endpoint_, wire);
+  else wire->close();
+  place_.give_back();
 }
 
 Error PooledResponse::fail(ErrorCode code, std::string_view what) {
   failure_ = Error{code, fmt::format("response of {}: {}", endpoint_.text(), what)};
   phase_ = Phase::kFailed;
   wire_->close();
+  place_.give_back();
   return failure_;
 }
 

@@ -25,6 +25,8 @@ class PooledResponse final : public ClientResponse {
 
   // Writes `request` (which it uses up) and reads the head. To be called once, first.
   Task<Status> exchange(std::span<asio::const_buffer> request, std::string_view method);
+  // The connection's place in the pool, kept until the body's end.
+  void hold(ClientPool::Place place);
   // After a failed exchange: the peer had closed the connection before it answered anything.
   bool stale() const { return stale_; }
 
@@ -48,7 +50,8 @@ class PooledResponse final : public ClientResponse {
 
   std::weak_ptr<ClientPool> pool_;
   Endpoint endpoint_;
-  std::shared_ptr<Wire> wire_;  // nullptr after the end of the body or an error
+  std::shared_ptr<Wire> wire_;  // nullptr after the end of the body
+  ClientPool::Place place_;
   CancelToken::Registration cancel_;
   RequestDeadlines deadlines_;
   HeadLimits limits_;

@@ -64,6 +64,8 @@ Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& e
   size_t body_bytes = 0;
   for (const std::string_view part : body) body_bytes += part.size();
   const std::string head_text = compose_head(to, head, body_bytes);
+  auto place = co_await pool->enter(to, cancel);
+  if (!place) co_return std::move(place).error();
   bool may_reuse = true;
   for (;;) {
     if (cancel.cancelled()) {
@@ -80,7 +82,10 @@ Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& e
     auto response = std::make_unique<PooledResponse>(pool, to, std::move(wire), cancel, deadlines);
     std::vector<asio::const_buffer> buffers = gather(head_text, body);
     const Status exchanged = co_await response->exchange(buffers, head.method);
-    if (exchanged) co_return std::unique_ptr<ClientResponse>(std::move(response));
+    if (exchanged) {
+      response->hold(*std::move(place));
+      co_return std::unique_ptr<ClientResponse>(std::move(response));
+    }
     // The peer may close an idle connection at any time, also just as a request is on its way to it.
     if (!reused || !response->stale()) co_return exchanged.error();
     may_reuse = false;

@@ -18,7 +18,12 @@ namespace kindred::net {
 
 struct ClientOptions {
   HeadLimits head;
-  size_t idle_per_endpoint = 64;
+  // Connections open to one endpoint at once, idle ones included. A request that finds no room waits its
+  // turn, at most wait_timeout_ms, and at most waiters_per_endpoint do.
+  size_t connections_per_endpoint = 16'384;
+  size_t waiters_per_endpoint = 1'024;
+  std::chrono::milliseconds wait_timeout_ms{5'000};
+  size_t idle_per_endpoint = 256;
   std::chrono::milliseconds connect_timeout_ms{5'000};
   std::chrono::milliseconds idle_timeout_ms{60'000};  // pooled connections older than this are closed
 };
@@ -60,7 +65,8 @@ class HttpClient {
   // Sends the head (Host, Content-Length and Connection are set here) and the body's parts, one after
   // the other without copying them; they must live until the call returns. A pooled connection that
   // turns out to be closed before any byte of the response is replaced by a new one, once.
-  // Errors: kUnavailable (refused, unreachable, closed before the head), kTimeout, kCancelled, kCorrupt.
+  // Errors: kUnavailable (refused, unreachable, closed before the head), kTimeout, kCancelled, kCorrupt,
+  // kExhausted (no connection to the endpoint became free in time; the peer is not at fault).
   // `cancel` covers the whole exchange, the body included.
   Task<Result<std::unique_ptr<ClientResponse>>> send(const Endpoint& endpoint, RequestHead head,
                                                      std::span<const std::string_view> body, CancelToken cancel,

@@ -51,6 +51,19 @@ std::string percent_decoded(std::string_view text) {
   return out;
 }
 
+// RFC 9112 §6.3: a request whose last coding is not `chunked` has no end that could be known, which is the
+// client's fault; other codings before it are merely not implemented here.
+Error wrong_coding(const Headers& headers) {
+  std::vector<std::string> codings;
+  for_each_token(headers, "Transfer-Encoding", [&](std::string_view token) { codings.emplace_back(token); });
+  const auto is_chunked = [](const std::string& coding) { return equals_ignore_case(coding, "chunked"); };
+  const bool ends_chunked = !codings.empty() && is_chunked(codings.back());
+  if (ends_chunked && std::count_if(codings.begin(), codings.end(), is_chunked) == 1) {
+    return invalid("the only transfer coding accepted is \"chunked\"", std::string(kFieldTransferEncoding));
+  }
+  return invalid("Transfer-Encoding does not end in \"chunked\", given once");
+}
+
 // The framing that the length headers give, or nothing where there are none.
 Result<std::optional<BodyFraming>> declared_framing(const Headers& headers, int minor_version) {
   const size_t codings = headers.count("Transfer-Encoding");
@@ -59,9 +72,7 @@ Result<std::optional<BodyFraming>> declared_framing(const Headers& headers, int 
   if (codings > 0) {
     if (minor_version == 0) return invalid("Transfer-Encoding is not part of HTTP/1.0");
     const std::string& coding = *headers.find("Transfer-Encoding");
-    if (codings > 1 || !equals_ignore_case(coding, "chunked")) {
-      return invalid("the only transfer coding accepted is \"chunked\", once", std::string(kFieldTransferEncoding));
-    }
+    if (codings > 1 || !equals_ignore_case(coding, "chunked")) return wrong_coding(headers);
     return std::optional(BodyFraming{BodyFraming::Kind::kChunked, 0});
   }
   if (lengths == 0) return std::optional<BodyFraming>();

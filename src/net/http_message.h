@@ -82,7 +82,7 @@ class HeadScanner {
 
 // Errors of both parsers: kInvalid, or kTooLarge where a limit was passed. Error::field is
 // kFieldVersion for an HTTP version other than 1.0 and 1.1 (505), kFieldMethod for CONNECT and
-// kFieldTransferEncoding for an unknown transfer coding (501); empty otherwise.
+// kFieldTransferEncoding for a transfer coding before `chunked` (501); empty otherwise.
 inline constexpr std::string_view kFieldVersion = "version";
 inline constexpr std::string_view kFieldMethod = "method";
 inline constexpr std::string_view kFieldTransferEncoding = "transfer-encoding";
@@ -94,7 +94,7 @@ Result<RequestHead> parse_request_head(std::string_view text, const HeadLimits& 
 Result<ResponseHead> parse_response_head(std::string_view text, const HeadLimits& limits);
 
 // Error where framing is ambiguous: both Content-Length and Transfer-Encoding, more than one length, a
-// transfer coding other than chunked, or any in HTTP/1.0.
+// transfer coding other than chunked, one that does not end in it, or any in HTTP/1.0.
 Result<BodyFraming> request_framing(const RequestHead& head);
 Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view request_method);
 

@@ -140,6 +140,18 @@ net::Task<void> answer_json(Exchange& exchange, int status, std::string body) {
   co_await exchange.answer(status, headers_for(exchange, "application/json"), body);
 }
 
+bool reads(const Exchange& exchange) {
+  const std::string& method = exchange.request.head.method;
+  return method == "GET" || method == "HEAD";
+}
+
+net::Task<void> refuse_method(Exchange& exchange) {
+  ApiError error = api_error(invalid(fmt::format("{} answers GET", exchange.request.head.path())));
+  error.status = 405;
+  error.allow = "GET, HEAD";
+  co_await exchange.fail(std::move(error));
+}
+
 net::Task<void> answer_status(Core& core, Exchange& exchange) {
   size_t decisions = kDefaultDecisions;
   if (const auto asked = exchange.request.head.query_value("decisions")) {
@@ -215,24 +227,27 @@ std::string served_models_text(const Core& core) {
   return out.empty() ? "none yet" : out;
 }
 
-net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
+net::Task<bool> answer_open(Core& core, Exchange& exchange) {
   const std::string_view path = exchange.request.head.path();
-  const bool ours =
-      path == "/v1/models" || path == "/health" || path == "/ready" || path == "/metrics" || path == "/status";
-  if (!ours) co_return false;
-  const std::string& method = exchange.request.head.method;
-  if (method != "GET" && method != "HEAD") {
-    ApiError error = api_error(invalid(fmt::format("{} answers GET", path)));
-    error.status = 405;
-    error.allow = "GET, HEAD";
-    co_await exchange.fail(std::move(error));
+  if (path != "/v1/models" && path != "/health" && path != "/ready") co_return false;
+  if (!reads(exchange)) {
+    co_await refuse_method(exchange);
   } else if (path == "/v1/models") {
     co_await answer_json(exchange, 200, models_json(core));
   } else if (path == "/health") {
     std::string body = core.draining ? R"({"status":"draining"})" : R"({"status":"ok"})";
     co_await answer_json(exchange, core.draining ? 503 : 200, std::move(body));
-  } else if (path == "/ready") {
+  } else {
     co_await answer_ready(core, exchange);
+  }
+  co_return true;
+}
+
+net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
+  const std::string_view path = exchange.request.head.path();
+  if (path != "/metrics" && path != "/status") co_return false;
+  if (!reads(exchange)) {
+    co_await refuse_method(exchange);
   } else if (path == "/status") {
     co_await answer_status(core, exchange);
   } else {

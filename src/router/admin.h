@@ -24,7 +24,8 @@ std::string not_ready_reason(const Core& core);
 // "a, b", or "none yet".
 std::string served_models_text(const Core& core);
 
-// Answers the request if its path is one of the above, /health or /metrics; else returns false.
-net::Task<bool> answer_admin(Core& core, Exchange& exchange);
+// Each answers the request if its path is one of its own; else it returns false.
+net::Task<bool> answer_open(Core& core, Exchange& exchange);   // /health, /ready, /v1/models: for everybody
+net::Task<bool> answer_admin(Core& core, Exchange& exchange);  // /metrics, /status: for operators
 
 }  // namespace kindred::router

@@ -20,7 +20,7 @@ uint64_t random_seed() {
 }
 
 net::ClientOptions probe_options(const RouterOptions& options) {
-  net::ClientOptions out;
+  net::ClientOptions out = options.edge.upstream;
   out.idle_per_endpoint = 1;
   out.connect_timeout_ms = options.health_timeout_ms;
   return out;
@@ -33,7 +33,7 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
       options(std::move(given)),
       clock(time),
       fleet(time, {.failures_until_out = options.failures_until_out}),
-      client(executor),
+      client(executor, options.edge.upstream),
       probe_client(executor, probe_options(options)),
       decisions(options.decisions),
       id_seed_(random_seed()) {}

@@ -95,6 +95,9 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
       if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
       out.error = api_error({ErrorCode::kTimeout, fmt::format("{} did not answer in time", who)});
       break;
+    case ErrorCode::kExhausted:  // the router's own limit: no fault of the worker's
+      out.error = api_error({ErrorCode::kExhausted, fmt::format("no connection to {} is free", who)});
+      break;
     case ErrorCode::kCancelled: out.error = api_error(error); break;
     default:
       if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
@@ -104,7 +107,8 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
 }
 
 bool worth_retrying(const Error& error) {
-  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt;
+  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt ||
+         error.code == ErrorCode::kExhausted;
 }
 
 net::RequestHead worker_head(const Exchange& exchange) {

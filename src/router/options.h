@@ -8,6 +8,7 @@
 
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
+#include "router/edge_options.h"
 
 namespace kindred::router {
 
@@ -24,6 +25,7 @@ struct RefitSettings {
 struct RouterOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
+  EdgeOptions edge;
 
   std::vector<std::string> prefill;  // URLs
   std::vector<std::string> decode;   // URLs; cohort i belongs to the i-th

@@ -24,8 +24,17 @@ constexpr std::array<std::string_view, 2> kGeneratePaths = {"/v1/chat/completion
 constexpr std::array<std::string_view, 7> kPlainPaths = {
     "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"};
 
+// What operators ask; answered on the admin listener where there is one.
+constexpr std::array<std::string_view, 3> kAdminPaths = {"/metrics", "/status", "/workers"};
+
+constexpr std::chrono::milliseconds kAdminGrace{100};
+
 bool contains(std::span<const std::string_view> paths, std::string_view path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
+}
+
+ApiError no_such_path(const Exchange& exchange) {
+  return api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", exchange.request.head.path())});
 }
 
 std::string request_id(Core& core, const net::RequestHead& head) {
@@ -80,7 +89,7 @@ net::Task<void> serve(CorePtr core, Exchange& exchange) {
   const std::string_view path = head.path();
   const bool generate = contains(kGeneratePaths, path);
   if (!generate && !contains(kPlainPaths, path)) {
-    ApiError error = api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", path)});
+    ApiError error = no_such_path(exchange);
     co_await exchange.fail(std::move(error));
     co_return;
   }
@@ -131,11 +140,26 @@ class Place {
   Core& core_;
 };
 
-net::Task<void> handle(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
-  Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
+// Which listener a request came by.
+enum class Side { kPublic, kAdmin, kBoth };
+
+// Shows or changes the router itself.
+net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
   bool answered = co_await answer_admin(*core, exchange);
   if (!answered) answered = co_await answer_workers(core, exchange);
   if (answered) co_return;
+  ApiError error = no_such_path(exchange);
+  co_await exchange.fail(std::move(error));
+}
+
+net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::ResponseWriter& writer) {
+  Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
+  const bool answered = co_await answer_open(*core, exchange);
+  if (answered) co_return;
+  if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
+    co_await serve_admin(core, exchange);
+    co_return;
+  }
   if (core->requests_in_flight >= core->options.max_inflight) {
     ApiError busy = api_error(
         Error{ErrorCode::kExhausted, fmt::format("{} requests are being served already", core->requests_in_flight)});
@@ -171,15 +195,27 @@ Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor
   Result<CorePtr> core = Core::make(executor, std::move(options), clock);
   if (!core) return std::move(core).error();
   std::unique_ptr<Router> router(new Router(*core));  // the constructor is private
-  net::ServerOptions server;
-  server.body_bytes = (*core)->options.body_bytes;
-  router->server_ = std::make_unique<net::HttpServer>(
-      executor, server,
-      [core = *core](net::Request& request, net::ResponseWriter& writer) { return handle(core, request, writer); });
+  const EdgeOptions& edge = (*core)->options.edge;
+  const auto serve_side = [&](Side side) {
+    net::ServerOptions server = edge.server;
+    server.body_bytes = (*core)->options.body_bytes;
+    return std::make_unique<net::HttpServer>(executor, server,
+                                             [core = *core, side](net::Request& request, net::ResponseWriter& writer) {
+                                               return handle(core, side, request, writer);
+                                             });
+  };
+  router->server_ = serve_side(edge.admin_port ? Side::kPublic : Side::kBoth);
+  if (edge.admin_port) router->admin_server_ = serve_side(Side::kAdmin);
   return router;
 }
 
 Result<uint16_t> Router::listen() {
+  const EdgeOptions& edge = core_->options.edge;
+  if (admin_server_) {
+    Result<uint16_t> admin = admin_server_->listen(edge.admin_host, *edge.admin_port);
+    if (!admin) return admin;
+    admin_port_ = *admin;
+  }
   Result<uint16_t> port = server_->listen(core_->options.host, core_->options.port);
   if (port) {
     start_probing(core_);
@@ -192,6 +228,8 @@ net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
   core_->draining = true;
   server_->stop();
   co_await server_->drain(deadline_ms);
+  // Last, so that operators can watch the rest.
+  if (admin_server_) co_await admin_server_->drain(kAdminGrace);
   // What is left are the tasks that never end by themselves, and the last releases of leases.
   co_await wait_for_background(core_, /*standing_too=*/false, 1s);
   core_->closing.cancel();

@@ -8,6 +8,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/result.h"
@@ -29,6 +30,9 @@ class Router {
   // port. Error kIo: address and cause.
   Result<uint16_t> listen();
 
+  // Of the admin listener, once listen() has returned; nothing where there is none of its own.
+  std::optional<uint16_t> admin_port() const { return admin_port_; }
+
   // Takes no more requests, lets those in flight finish until `deadline_ms`, and ends all background work.
   net::Task<void> drain(std::chrono::milliseconds deadline_ms);
 
@@ -39,6 +43,8 @@ class Router {
 
   CorePtr core_;
   std::unique_ptr<net::HttpServer> server_;
+  std::unique_ptr<net::HttpServer> admin_server_;  // null: the public one answers its paths too
+  std::optional<uint16_t> admin_port_;
 };
 
 }  // namespace kindred::router

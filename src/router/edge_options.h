@@ -1,0 +1,24 @@
+// What stands between a client's socket and the request flow: limits of connections, who may call, what
+// is written down.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "net/http_client.h"
+#include "net/http_server.h"
+
+namespace kindred::router {
+
+struct EdgeOptions {
+  net::ServerOptions server;    // of both listeners; its body_bytes is RouterOptions::body_bytes
+  net::ClientOptions upstream;  // of requests to workers
+
+  // With a port, metrics, status and everything that changes the router are answered there and not on the
+  // public listener.
+  std::string admin_host = "127.0.0.1";
+  std::optional<uint16_t> admin_port;
+};
+
+}  // namespace kindred::router
