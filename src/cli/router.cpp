@@ -40,9 +40,10 @@ struct RouterArguments {
   bool shuffle_signatures = false;
   int64_t prefix_bytes = 1024;
   int64_t health_interval_ms = 1'000;
+  int64_t decode_inflight = 0;
   int64_t retries = 2;
   std::vector<std::string> retry_on = {"429", "500", "502", "503", "504"};
-  int64_t prefill_deadline_ms = 600'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
+  int64_t prefill_deadline_ms = 240'000, first_deadline_ms = 60'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
   int64_t body_bytes = 64LL << 20;
   int64_t max_inflight = 4096;
   int64_t decisions = 1024;
@@ -78,12 +79,15 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.flag("shuffle_signatures", &o.shuffle_signatures, "ablation: decide with another request's expert counts");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
+  schema.integer("decode_inflight", &o.decode_inflight, 0, 1'000'000,
+                 "requests a decode worker has room for; without room no prompt is run; 0: no limit");
   schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
   schema.list("retry_on", &o.retry_on,
               "status of a worker's answer after which another one is tried: 400 to 599, 4xx, 5xx or none");
   schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
+  schema.integer("first_deadline_ms", &o.first_deadline_ms, 1, kDayMs, "for a decode worker to begin a stream");
   schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
-                 "for a decode worker to begin to answer; without streaming, to generate it all");
+                 "for a decode worker to generate an answer that is not streamed");
   schema.integer("idle_deadline_ms", &o.idle_deadline_ms, 1, kDayMs, "for more bytes of an answer that has begun");
   schema.integer("body_bytes", &o.body_bytes, 1024, INT64_MAX, "longest request body");
   schema.integer("max_inflight", &o.max_inflight, 1, 1'000'000, "requests served at once");
@@ -120,9 +124,11 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.refit.seed = static_cast<uint64_t>(o.seed);
   out.manage_workers = o.manage_workers;
   out.health_interval_ms = milliseconds(o.health_interval_ms);
+  out.decode_inflight = o.decode_inflight;
   out.retries = static_cast<uint32_t>(o.retries);
   out.retry_on = o.retry_on;
   out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
+  out.first_deadline_ms = milliseconds(o.first_deadline_ms);
   out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);
   out.idle_deadline_ms = milliseconds(o.idle_deadline_ms);
   out.body_bytes = static_cast<size_t>(o.body_bytes);

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "router/lease.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -33,8 +34,10 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
       options(std::move(given)),
       clock(time),
       fleet(time, {.failures_until_out = options.failures_until_out}),
+      room(time, options.decode_inflight),
       client(executor, options.edge.upstream),
       probe_client(executor, probe_options(options)),
+      leases(std::make_shared<LeaseKeeper>(executor, time)),
       decisions(options.decisions),
       id_seed_(random_seed()) {}
 

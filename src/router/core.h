@@ -16,6 +16,7 @@
 #include "base/result.h"
 #include "expert/cohorts.h"
 #include "fleet/fleet.h"
+#include "fleet/room.h"
 #include "net/http_client.h"
 #include "net/task.h"
 #include "policy/decode_policy.h"
@@ -27,6 +28,7 @@
 
 namespace kindred::router {
 
+class LeaseKeeper;
 class Refitter;
 
 class Core {
@@ -69,6 +71,7 @@ class Core {
   const Clock& clock;
   const Logger log{"router"};
   fleet::Fleet fleet;
+  fleet::DecodeRoom room;
   std::deque<Worker> workers;  // by WorkerId; what is added moves nothing
   net::HttpClient client;
   net::HttpClient probe_client;  // of its own, so that checks neither wait for nor break request connections
@@ -78,6 +81,7 @@ class Core {
   // Null: none. A refit puts another one here; a decision holds the one it began with.
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
+  std::shared_ptr<LeaseKeeper> leases;
   RetryStatuses retry_on;              // answers of a worker after which another one is asked
   RouterMetrics metrics;
   DecisionLog decisions;
@@ -102,7 +106,8 @@ inline constexpr size_t kMaxWorkers = 1024;
 // Members and removed ones, whose records stay: about 1 KB each. Who comes back under its old URL and role
 // adds none.
 inline constexpr size_t kMaxWorkerRecords = 16 * kMaxWorkers;
-// One prober per worker (a removed one's may still be ending), the refit loop, and lease releases.
+// One prober per worker (a removed one's may still be ending), the refit and lease loops, and the calls that
+// release and renew leases.
 inline constexpr size_t kMaxBackground = 4096 + 2 * kMaxWorkers;
 
 }  // namespace kindred::router

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "router/expert_fields.h"
 #include "router/headers.h"
 
 namespace kindred::router {
@@ -22,6 +23,11 @@ net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::str
   status = with_status;
   const bool taken = co_await writer.send(with_status, std::move(headers), body);
   outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
+}
+
+net::Task<void> Exchange::relay(int with_status, net::Headers headers, std::string body) {
+  if (!scan.wants_counts) remove_expert_counts(body);
+  co_await answer(with_status, std::move(headers), body);
 }
 
 net::Task<void> Exchange::fail(ApiError error) {

@@ -34,6 +34,8 @@ class Exchange {
 
   // A whole answer.
   net::Task<void> answer(int status, net::Headers headers, std::string_view body);
+  // A worker's answer, byte for byte but for expert counts that the client did not ask for.
+  net::Task<void> relay(int status, net::Headers headers, std::string body);
   // Before the answer has begun: the error as JSON. In a stream: an error event where `meter` says that one
   // may stand, and then a cut either way, so that the end never looks clean.
   net::Task<void> fail(ApiError error);

@@ -41,12 +41,17 @@ struct RouterOptions {
   std::chrono::milliseconds health_timeout_ms{2'000};
   uint32_t failures_until_out = 3;
 
+  int64_t decode_inflight = 0;  // requests that a decode worker has room for; 0: as many as it takes
+
   uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
   // Statuses after which it does: numbers, "5xx", or "none". Others pass to the client as they are.
   std::vector<std::string> retry_on = {"429", "500", "502", "503", "504"};
 
-  std::chrono::milliseconds prefill_deadline_ms{600'000};  // to the head of the prefill reply
-  // To the head of the decode worker's reply; without streaming that is the whole generation.
+  // All below the 300 s for which engines wait for each other.
+  std::chrono::milliseconds prefill_deadline_ms{240'000};  // to the head of the prefill reply
+  // To the head of a decode worker's reply: of a stream, and of an answer in one piece, which comes when all
+  // of it is generated. A stream from a plain worker, which runs the prompt too, has the prefill deadline.
+  std::chrono::milliseconds first_deadline_ms{60'000};
   std::chrono::milliseconds decode_deadline_ms{600'000};
   std::chrono::milliseconds idle_deadline_ms{120'000};  // between two reads of a reply
 

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "router/headers.h"
 #include "router/refitter.h"
@@ -12,12 +14,57 @@ namespace {
 
 constexpr std::string_view kPrefillWorker = "the prefill worker";
 constexpr std::string_view kDecodeWorker = "the decode worker";
+constexpr uint64_t kMaxChoices = 4096;  // what one request may count for, whatever number a client writes
+
+// As long as others are there: the prompt has been run, so a full worker is better than none.
+void leave_out_full(const fleet::DecodeRoom& room, fleet::Snapshot& snapshot) {
+  std::vector<size_t> full;
+  for (size_t i = 0; i < snapshot.ids.size(); ++i) {
+    if (snapshot.views[i].available && room.full(snapshot.ids[i])) full.push_back(i);
+  }
+  if (full.size() >= snapshot.available) return;
+  for (const size_t at : full) snapshot.views[at].available = false;
+  snapshot.available -= full.size();
+}
+
+// How long a worker that is busy says to stay away; 0: it does not say.
+std::chrono::seconds retry_after(const net::ResponseHead& head) {
+  const std::string* given = head.headers.find("Retry-After");
+  if ((head.status != 429 && head.status != 503) || given == nullptr) return {};
+  int seconds = 0;
+  std::from_chars(given->data(), given->data() + given->size(), seconds);
+  return std::chrono::seconds(std::clamp(seconds, 0, 3600));
+}
 
 }  // namespace
 
 PdFlow::PdFlow(CorePtr core, Exchange& exchange) : core_(std::move(core)), exchange_(exchange) {}
 
+// False with `failure_` set: no prompt should be run now.
+bool PdFlow::reserve_room() {
+  const fleet::Snapshot pool = core_->fleet.snapshot({.role = Role::kDecode, .model = exchange_.model});
+  std::vector<fleet::WorkerId> up;
+  for (size_t i = 0; i < pool.ids.size(); ++i) {
+    if (pool.views[i].available) up.push_back(pool.ids[i]);
+  }
+  const auto load = static_cast<int64_t>(std::clamp<uint64_t>(exchange_.scan.n, 1, kMaxChoices));
+  fleet::DecodeRoom::Answer answer = core_->room.reserve(exchange_.model, up, load);
+  if (answer.guard) {
+    room_ = *std::move(answer.guard);
+    return true;
+  }
+  ApiError error = api_error({ErrorCode::kExhausted, "all decode workers are full"});
+  error.code = "decode_pool_full";
+  error.retry_after_s = static_cast<int>(std::chrono::ceil<std::chrono::seconds>(answer.retry_after_ms).count());
+  failure_ = {.error = std::move(error)};
+  return false;
+}
+
 net::Task<void> PdFlow::run() {
+  if (!reserve_room()) {
+    co_await exchange_.fail(std::move(failure_));
+    co_return;
+  }
   for (bool may_restart = true;; may_restart = false) {
     Step step = co_await prefill();
     if (step != Step::kGoOn) co_return;
@@ -25,7 +72,7 @@ net::Task<void> PdFlow::run() {
       co_await send_finished();
       co_return;
     }
-    lease_.emplace(core_, prefill_worker_, reply_->lease_id);
+    lease_.emplace(core_, prefill_worker_, reply_->lease_id, reply_->lease_ttl_ms);
     if (streams()) {
       const bool sent = co_await send_first();
       if (!sent) {
@@ -117,7 +164,7 @@ net::Headers PdFlow::own_headers() const {
 
 net::Task<PdFlow::Step> PdFlow::send_finished() {
   if (!streams()) {
-    co_await exchange_.answer(200, own_headers(), reply_->first);
+    co_await exchange_.relay(200, own_headers(), std::move(reply_->first));
     co_return Step::kDone;
   }
   bool taken = co_await send_first();
@@ -146,7 +193,10 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("decode");
     tried_decode_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, static_cast<int64_t>(reply_->n));
+    const auto load = static_cast<int64_t>(reply_->n);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, load);
+    const fleet::RoomGuard place = core_->room.occupy(*worker, load);
+    room_.release();
     const Step step = co_await decode_leg(*worker, may_restart);
     if (step != Step::kRetry) co_return step;
   }
@@ -173,8 +223,9 @@ const expert::ExpertCounts* PdFlow::counts() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot(
+  fleet::Snapshot snapshot = core_->fleet.snapshot(
       {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
+  leave_out_full(core_->room, snapshot);
   const policy::DecodeRequest request = {.counts = counts(),
                                          .model_fingerprint = reply_->fingerprint,
                                          .load = static_cast<double>(reply_->n),
@@ -224,7 +275,7 @@ net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_rest
   head.headers.set("X-Kindred-Handoff-Bytes", fmt::format("{}", handoff_.size()));
   const std::array<std::string_view, 2> parts = {exchange_.request.body, handoff_};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.decode_deadline_ms;
+  deadlines.head_ms = streams() ? core_->options.first_deadline_ms : core_->options.decode_deadline_ms;
   deadlines.read_ms = core_->options.idle_deadline_ms;
   auto response =
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
@@ -244,6 +295,7 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
   failure_ = co_await read_answer(response, exchange_.id);
   const int status = response.head().status;
   const std::string& code = failure_.error.code;
+  if (const auto wait = retry_after(response.head()); wait.count() > 0) core_->room.report_full(worker, wait);
   core_->log.warn("{} refused a handoff: status {}, {}", core_->endpoint(worker).url(), status, code);
   if (code == "kv_pull_failed" && may_restart) co_return Step::kRestart;
   if (code == "handoff_invalid") {
@@ -291,7 +343,7 @@ net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet
   Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
   lease_->release();
-  co_await exchange_.answer(200, to_client(response.head().headers, exchange_.id), *body);
+  co_await exchange_.relay(200, to_client(response.head().headers, exchange_.id), *std::move(body));
   co_return Step::kDone;
 }
 

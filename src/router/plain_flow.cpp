@@ -62,8 +62,9 @@ net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
   net::RequestHead head = worker_head(exchange_);
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.decode_deadline_ms;
-  deadlines.read_ms = core_->options.idle_deadline_ms;
+  const RouterOptions& options = core_->options;
+  deadlines.head_ms = exchange_.scan.stream ? options.prefill_deadline_ms : options.decode_deadline_ms;
+  deadlines.read_ms = options.idle_deadline_ms;
   auto response =
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
@@ -103,7 +104,7 @@ net::Task<bool> PlainFlow::relay_whole(net::ClientResponse& response, fleet::Wor
   Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const net::ResponseHead& got = response.head();
-  co_await exchange_.answer(got.status, to_client(got.headers, exchange_.id), *body);
+  co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
   co_return true;
 }
 

@@ -8,6 +8,7 @@
 #include "router/admin.h"
 #include "router/exchange.h"
 #include "router/headers.h"
+#include "router/lease.h"
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
@@ -220,6 +221,7 @@ Result<uint16_t> Router::listen() {
   if (port) {
     start_probing(core_);
     start_refitting(core_);
+    start_renewing(core_);
   }
   return port;
 }
@@ -234,6 +236,7 @@ net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
   co_await wait_for_background(core_, /*standing_too=*/false, 1s);
   core_->closing.cancel();
   if (core_->refitter) core_->refitter->stop();
+  core_->leases->stop();
   for (const Core::Worker& worker : core_->workers) worker.pause->cancel();
   co_await wait_for_background(core_, /*standing_too=*/true, 1s);
 }

@@ -45,6 +45,7 @@ RouterMetrics::RouterMetrics()
       leases_released(registry_.counter("kindred_router_leases_released_total", "KV leases released.")),
       leases_stranded(registry_.counter("kindred_router_leases_stranded_total",
                                         "KV leases whose release failed; they end with their time to live.")),
+      leases_renewed(registry_.counter("kindred_router_leases_renewed_total", "Renewals of KV leases.")),
       refit_fits(registry_.counter("kindred_refit_fits_total", "Refits of the cohorts that were installed.")),
       refit_splits(registry_.counter("kindred_refit_splits_total", "Workers that took half of another's cohort.")),
       refit_merges(registry_.counter("kindred_refit_merges_total", "Cohorts given up because their worker is gone.")),

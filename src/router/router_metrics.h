@@ -50,6 +50,7 @@ class RouterMetrics {
   Counter& bad_counts;
   Counter& leases_released;
   Counter& leases_stranded;  // left to their time to live
+  Counter& leases_renewed;
 
   Counter& refit_fits;     // installed
   Counter& refit_splits;   // newcomers that took half a cohort
