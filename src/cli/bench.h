@@ -17,6 +17,7 @@ int bench_assign(Args args);
 int bench_decide(Args args);
 int bench_fit(Args args);
 int bench_locality(Args args);
+int bench_prefix(Args args);
 #ifdef KINDRED_HAVE_ENGINE
 int bench_engine(Args args);
 int bench_step(Args args);

@@ -16,6 +16,7 @@
 #include "base/config.h"
 #include "cli/commands.h"
 #include "cli/router_edge.h"
+#include "cli/router_requests.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
@@ -39,15 +40,12 @@ struct RouterArguments {
   int64_t seed = 1;
   bool shuffle_signatures = false;
   int64_t prefix_bytes = 1024;
-  int64_t health_interval_ms = 1'000;
-  int64_t decode_inflight = 0;
-  int64_t retries = 2;
-  std::vector<std::string> retry_on = {"429", "500", "502", "503", "504"};
-  int64_t prefill_deadline_ms = 240'000, first_deadline_ms = 60'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
+  int64_t health_interval_ms = 1'000, failures_until_out = 3, breaker_open_ms = 1'000, breaker_probes = 2,
+          slow_start_ms = 5'000;
   int64_t body_bytes = 64LL << 20;
-  int64_t max_inflight = 4096;
   int64_t decisions = 1024;
   int64_t drain_ms = 30'000;
+  RequestArguments requests;
   EdgeArguments edge;
 };
 
@@ -79,20 +77,18 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.flag("shuffle_signatures", &o.shuffle_signatures, "ablation: decide with another request's expert counts");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
-  schema.integer("decode_inflight", &o.decode_inflight, 0, 1'000'000,
-                 "requests a decode worker has room for; without room no prompt is run; 0: no limit");
-  schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
-  schema.list("retry_on", &o.retry_on,
-              "status of a worker's answer after which another one is tried: 400 to 599, 4xx, 5xx or none");
-  schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
-  schema.integer("first_deadline_ms", &o.first_deadline_ms, 1, kDayMs, "for a decode worker to begin a stream");
-  schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
-                 "for a decode worker to generate an answer that is not streamed");
-  schema.integer("idle_deadline_ms", &o.idle_deadline_ms, 1, kDayMs, "for more bytes of an answer that has begun");
+  schema.integer("failures_until_out", &o.failures_until_out, 1, 1000,
+                 "checks, or requests, that fail in a row before a worker is out");
+  schema.integer("breaker_open_ms", &o.breaker_open_ms, 1, kDayMs,
+                 "until a worker whose requests failed is tried again");
+  schema.integer("breaker_probes", &o.breaker_probes, 1, 1000,
+                 "requests at once to a worker whose requests had failed, until one succeeds");
+  schema.integer("slow_start_ms", &o.slow_start_ms, 0, kDayMs,
+                 "until a worker that was out has a full share again; 0: at once");
   schema.integer("body_bytes", &o.body_bytes, 1024, INT64_MAX, "longest request body");
-  schema.integer("max_inflight", &o.max_inflight, 1, 1'000'000, "requests served at once");
   schema.integer("decisions", &o.decisions, 0, 1'000'000, "last decisions kept for /status");
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
+  o.requests.add_to(schema);
   o.edge.add_to(schema);
   schema.accept_config_file();
   return schema;
@@ -124,16 +120,13 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.refit.seed = static_cast<uint64_t>(o.seed);
   out.manage_workers = o.manage_workers;
   out.health_interval_ms = milliseconds(o.health_interval_ms);
-  out.decode_inflight = o.decode_inflight;
-  out.retries = static_cast<uint32_t>(o.retries);
-  out.retry_on = o.retry_on;
-  out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
-  out.first_deadline_ms = milliseconds(o.first_deadline_ms);
-  out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);
-  out.idle_deadline_ms = milliseconds(o.idle_deadline_ms);
+  out.failures_until_out = static_cast<uint32_t>(o.failures_until_out);
+  out.breaker_open_ms = milliseconds(o.breaker_open_ms);
+  out.breaker_probes = static_cast<uint32_t>(o.breaker_probes);
+  out.slow_start_ms = milliseconds(o.slow_start_ms);
   out.body_bytes = static_cast<size_t>(o.body_bytes);
-  out.max_inflight = static_cast<size_t>(o.max_inflight);
   out.decisions = static_cast<size_t>(o.decisions);
+  o.requests.apply(out);
   if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;
 }
@@ -144,7 +137,7 @@ int serve(asio::io_context& context, router::Router& router, milliseconds drain_
   signals.async_wait([&](boost::system::error_code error, int) {
     if (error) return;
     fmt::print(stderr, "kindred router: no new requests; {} in flight may finish within {} s\n",
-               router.core().requests_in_flight, drain_ms.count() / 1000);
+               router.core().requests_in_flight(), drain_ms.count() / 1000);
     signals.async_wait([&](boost::system::error_code again, int) {
       if (!again) context.stop();
     });

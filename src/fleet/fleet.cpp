@@ -22,23 +22,27 @@ std::string role_problem(Role configured, const Description& said) {
 
 }  // namespace
 
-LoadGuard::LoadGuard(std::shared_ptr<std::atomic<int64_t>> cell, int64_t load) : cell_(std::move(cell)), load_(load) {
-  cell_->fetch_add(load_, std::memory_order_relaxed);
+LoadGuard::LoadGuard(std::shared_ptr<Ledger> ledger, int64_t load, bool probe)
+    : ledger_(std::move(ledger)), load_(load), probe_(probe) {
+  ledger_->requests.fetch_add(load_, std::memory_order_relaxed);
+  if (probe_) ledger_->probes.fetch_add(1, std::memory_order_relaxed);
 }
 
 LoadGuard& LoadGuard::operator=(LoadGuard&& other) noexcept {
   if (this != &other) {
     release();
-    cell_ = std::move(other.cell_);
-    load_ = std::exchange(other.load_, 0);
+    ledger_ = std::move(other.ledger_);
+    load_ = other.load_;
+    probe_ = other.probe_;
   }
   return *this;
 }
 
 void LoadGuard::release() {
-  if (!cell_) return;
-  cell_->fetch_sub(std::exchange(load_, 0), std::memory_order_relaxed);
-  cell_.reset();
+  if (!ledger_) return;
+  ledger_->requests.fetch_sub(load_, std::memory_order_relaxed);
+  if (probe_) ledger_->probes.fetch_sub(1, std::memory_order_relaxed);
+  ledger_.reset();
 }
 
 std::string_view to_string(Health health) {
@@ -87,6 +91,8 @@ void Fleet::restore(WorkerId id) {
   worker.problem = std::string(kNotReached);
   worker.since = clock_.now();
   worker.failures = 0;
+  worker.breaker = {};
+  worker.outage_seen = false;
   members_.insert(std::lower_bound(members_.begin(), members_.end(), id), id);
 }
 
@@ -163,6 +169,7 @@ bool Fleet::report_up(WorkerId id, Description description) {
   std::string problem = role_problem(worker.spec.role, description);
   worker.description = std::move(description);
   const Health health = problem.empty() ? Health::kUp : Health::kDown;
+  if (health == Health::kUp && std::exchange(worker.outage_seen, false)) worker.breaker.recovered(clock_.now());
   return set_health(worker, health, std::move(problem));
 }
 
@@ -171,50 +178,97 @@ bool Fleet::report_failure(WorkerId id, std::string why) {
   Worker& worker = at(id);
   if (worker.removed) return false;
   ++worker.failures;
+  if (worker.health == Health::kDown) worker.outage_seen = true;
   if (worker.health == Health::kUp && worker.failures < options_.failures_until_out) return false;
   // A worker that was never reached stays unknown: it may still be loading its model.
+  if (worker.health == Health::kUp) worker.outage_seen = true;
   return set_health(worker, worker.health == Health::kUnknown ? Health::kUnknown : Health::kDown, std::move(why));
 }
 
 bool Fleet::report_out(WorkerId id, std::string why) {
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
-  return !worker.removed && set_health(worker, Health::kDown, std::move(why));
+  if (worker.removed) return false;
+  worker.outage_seen = worker.outage_seen || worker.health != Health::kUnknown;
+  return set_health(worker, Health::kDown, std::move(why));
+}
+
+bool Fleet::report_refused(WorkerId id, std::string why) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  if (worker.removed) return false;
+  worker.breaker.fault(options_.breaker, clock_.now(), worker.ledger->probes.load(std::memory_order_relaxed));
+  return set_health(worker, Health::kDown, std::move(why));
+}
+
+bool Fleet::report_fault(WorkerId id, Fault fault) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  if (worker.removed) return false;
+  const MonotonicTime now = clock_.now();
+  if (fault == Fault::kAnswer && worker.breaker.at_the_edge(options_.breaker)) {
+    const bool others = std::any_of(members_.begin(), members_.end(), [&](WorkerId other) {
+      return other != id && workers_[other]->spec.role == worker.spec.role && usable(*workers_[other], now);
+    });
+    if (!others) return false;
+  }
+  return worker.breaker.fault(options_.breaker, now, worker.ledger->probes.load(std::memory_order_relaxed));
+}
+
+bool Fleet::report_answered(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  return !worker.removed && worker.breaker.answered(options_.breaker, clock_.now());
+}
+
+bool Fleet::report_completed(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  return !worker.removed && worker.breaker.completed(options_.breaker, clock_.now());
 }
 
 LoadGuard Fleet::take(WorkerId id, int64_t load) {
   const std::lock_guard lock(mutex_);
-  return LoadGuard(at(id).in_flight, load);
+  const Worker& worker = at(id);
+  const bool probe = worker.breaker.state(options_.breaker, clock_.now()) == BreakerState::kHalfOpen;
+  return LoadGuard(worker.ledger, load, probe);
 }
 
-bool Fleet::decode_up(std::string_view model, std::string_view fingerprint) const {
+bool Fleet::usable(const Worker& worker, MonotonicTime now) const {
+  return worker.health == Health::kUp &&
+         worker.breaker.admits(options_.breaker, now, worker.ledger->probes.load(std::memory_order_relaxed));
+}
+
+bool Fleet::decode_up(std::string_view model, std::string_view fingerprint, MonotonicTime now) const {
   return std::any_of(members_.begin(), members_.end(), [&](WorkerId id) {
     const Worker* w = workers_[id].get();
-    return w->spec.role == Role::kDecode && w->health == Health::kUp && w->description.fingerprint == fingerprint &&
+    return w->spec.role == Role::kDecode && usable(*w, now) && w->description.fingerprint == fingerprint &&
            (model.empty() || w->description.serves(model));
   });
 }
 
-bool Fleet::suits(const Worker& worker, WorkerId id, const Query& query) const {
-  if (worker.health != Health::kUp) return false;
+bool Fleet::suits(const Worker& worker, WorkerId id, const Query& query, MonotonicTime now) const {
+  if (!usable(worker, now)) return false;
   if (std::find(query.exclude.begin(), query.exclude.end(), id) != query.exclude.end()) return false;
   if (!query.model.empty() && !worker.description.serves(query.model)) return false;
   if (!query.fingerprint.empty() && worker.description.fingerprint != query.fingerprint) return false;
-  return !query.paired || decode_up(query.model, worker.description.fingerprint);
+  return !query.paired || decode_up(query.model, worker.description.fingerprint, now);
 }
 
 Snapshot Fleet::snapshot(const Query& query) const {
   const std::lock_guard lock(mutex_);
   Snapshot out;
+  const MonotonicTime now = clock_.now();
   for (const WorkerId id : members_) {
     const Worker& worker = *workers_[id];
     if (worker.spec.role != query.role) continue;
-    const bool available = suits(worker, id, query);
+    const bool available = suits(worker, id, query, now);
     out.available += available ? 1 : 0;
-    out.views.push_back({.url = worker.spec.url,
-                         .load = static_cast<double>(worker.in_flight->load(std::memory_order_relaxed)),
-                         .available = available,
-                         .cohort = worker.cohort});
+    const double share = worker.breaker.share(options_.breaker, now);
+    double load = static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed));
+    if (share < 1) load = (load + query.load) / share - query.load;
+    out.views.push_back(
+        {.url = worker.spec.url, .load = load, .available = available, .cohort = worker.cohort, .share = share});
     out.ids.push_back(id);
   }
   return out;
@@ -223,15 +277,16 @@ Snapshot Fleet::snapshot(const Query& query) const {
 Serving Fleet::serving(std::string_view model) const {
   const std::lock_guard lock(mutex_);
   Serving out;
+  const MonotonicTime now = clock_.now();
   for (const WorkerId id : members_) {
     const Worker* worker = workers_[id].get();
     if (!model.empty() && !worker->description.serves(model)) continue;
     out.known = out.known || !worker->description.models.empty();
-    if (worker->health != Health::kUp) continue;
+    if (!usable(*worker, now)) continue;
     switch (worker->spec.role) {
       case Role::kPrefill:
         ++out.prefill_up;
-        out.paired = out.paired || decode_up(model, worker->description.fingerprint);
+        out.paired = out.paired || decode_up(model, worker->description.fingerprint, now);
         break;
       case Role::kDecode: ++out.decode_up; break;
       case Role::kBoth: ++out.plain_up; break;
@@ -261,7 +316,9 @@ WorkerStatus Fleet::status_of(const Worker& worker, WorkerId id) const {
   out.health = worker.health;
   out.problem = worker.problem;
   out.state_age_s = seconds_between(worker.since, clock_.now());
-  out.in_flight = worker.in_flight->load(std::memory_order_relaxed);
+  out.breaker = worker.breaker.state(options_.breaker, clock_.now());
+  out.share = worker.breaker.share(options_.breaker, clock_.now());
+  out.in_flight = worker.ledger->requests.load(std::memory_order_relaxed);
   out.cohort = worker.cohort;
   out.removed = worker.removed;
   out.description = worker.description;

@@ -5,6 +5,11 @@
 // `failures_until_out` failed checks in a row, or at once when it refuses a connection or says that it
 // does not serve; one successful check brings it back. Health never touches in-flight counts.
 //
+// Breaker. Requests that fail on a worker whose checks succeed take it out too (fleet/breaker.h). A check
+// that succeeds closes the breaker only where one before it had failed: else it has proved nothing. However it
+// was out, a worker comes back with a slow start: its load reads as (load + request) / share - request, so
+// that it is chosen for `share` of what one that was never away would get.
+//
 // Load. In-flight requests are counted by LoadGuards only, from the decision to the end of the leg.
 //
 // Membership. A removed worker gets no more requests, while those it has finish. Its record stays, with its
@@ -29,6 +34,7 @@
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "fleet/breaker.h"
 #include "fleet/describe.h"
 #include "policy/types.h"
 
@@ -36,11 +42,17 @@ namespace kindred::fleet {
 
 using WorkerId = uint32_t;
 
+// What one worker has in flight through this router.
+struct Ledger {
+  std::atomic<int64_t> requests{0};
+  std::atomic<int64_t> probes{0};  // of them, those taken while the breaker was half-open
+};
+
 // The only owner of in-flight accounting: while it lives, its worker has `load` requests more.
 class LoadGuard {
  public:
   LoadGuard() = default;
-  LoadGuard(LoadGuard&& other) noexcept : cell_(std::move(other.cell_)), load_(std::exchange(other.load_, 0)) {}
+  LoadGuard(LoadGuard&& other) noexcept = default;
   LoadGuard& operator=(LoadGuard&& other) noexcept;
   ~LoadGuard() { release(); }
 
@@ -48,10 +60,11 @@ class LoadGuard {
 
  private:
   friend class Fleet;
-  LoadGuard(std::shared_ptr<std::atomic<int64_t>> cell, int64_t load);
+  LoadGuard(std::shared_ptr<Ledger> ledger, int64_t load, bool probe);
 
-  std::shared_ptr<std::atomic<int64_t>> cell_;
+  std::shared_ptr<Ledger> ledger_;  // null: released
   int64_t load_ = 0;
+  bool probe_ = false;
 };
 
 // kBoth is a worker that serves whole requests: any OpenAI-compatible server.
@@ -65,6 +78,13 @@ std::string_view to_string(Health health);
 
 struct FleetOptions {
   uint32_t failures_until_out = 3;
+  BreakerOptions breaker;
+};
+
+// What went wrong with a request, as far as its worker is concerned.
+enum class Fault {
+  kTransport,  // no answer in time, or one that broke off
+  kAnswer,     // a whole answer that says the worker failed (500, 502, 504)
 };
 
 // A copy of a worker's state, for status pages and metrics.
@@ -74,6 +94,8 @@ struct WorkerStatus {
   Health health = Health::kUnknown;
   std::string problem;  // why it is not up, or empty
   double state_age_s = 0;
+  BreakerState breaker = BreakerState::kClosed;
+  double share = 1;  // below 1: it starts slowly
   int64_t in_flight = 0;
   int32_t cohort = -1;
   bool removed = false;
@@ -86,6 +108,7 @@ struct Query {
   std::string_view fingerprint = {};       // empty: any
   bool paired = false;                     // prefill: only those whose fingerprint some decode worker that is up has
   std::span<const WorkerId> exclude = {};  // tried already
+  double load = 1;                         // what the request adds to a worker's load
 };
 
 // All members of a role in configuration order, the unsuitable ones marked as not available.
@@ -132,7 +155,15 @@ class Fleet {
   // a removed worker changes nothing.
   bool report_up(WorkerId id, Description description);
   bool report_failure(WorkerId id, std::string why);  // one failed check
-  bool report_out(WorkerId id, std::string why);      // refused, draining, or of no use
+  bool report_out(WorkerId id, std::string why);      // a check says: draining, or of no use
+  bool report_refused(WorkerId id, std::string why);  // a request found nobody there: out, and a fault
+
+  // What requests met. Returns true when the breaker opened or closed, for logs. Answers alone (kAnswer) never
+  // take out the last worker of its role that can be used: one request that no worker survives must not
+  // empty the fleet.
+  bool report_fault(WorkerId id, Fault fault);
+  bool report_answered(WorkerId id);   // it began to answer, and not with a failure of its own
+  bool report_completed(WorkerId id);  // the answer came whole
 
   [[nodiscard]] LoadGuard take(WorkerId id, int64_t load);
 
@@ -150,16 +181,19 @@ class Fleet {
     Health health = Health::kUnknown;
     std::string problem;
     MonotonicTime since;
-    uint32_t failures = 0;  // in a row
+    uint32_t failures = 0;     // in a row
+    bool outage_seen = false;  // by a check, since it was last up
     int32_t cohort = -1;
     bool removed = false;
     Description description;
-    std::shared_ptr<std::atomic<int64_t>> in_flight = std::make_shared<std::atomic<int64_t>>(0);
+    Breaker breaker;
+    std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
   };
 
   bool set_health(Worker& worker, Health health, std::string problem);
-  bool decode_up(std::string_view model, std::string_view fingerprint) const;
-  bool suits(const Worker& worker, WorkerId id, const Query& query) const;
+  bool usable(const Worker& worker, MonotonicTime now) const;
+  bool decode_up(std::string_view model, std::string_view fingerprint, MonotonicTime now) const;
+  bool suits(const Worker& worker, WorkerId id, const Query& query, MonotonicTime now) const;
   Worker& at(WorkerId id) const;
   WorkerStatus status_of(const Worker& worker, WorkerId id) const;
 

@@ -23,7 +23,7 @@ struct RoomGuard::Counts {
 
   std::mutex mutex;
   int64_t per_worker = 0;
-  std::unordered_map<WorkerId, Worker> workers;                         // at most as many as there are ids
+  std::unordered_map<WorkerId, Worker> workers;                        // at most as many as there are ids
   std::map<std::string, std::shared_ptr<int64_t>, std::less<>> pools;  // with something reserved
 
   int64_t free_at(const Worker& worker, MonotonicTime now) const {

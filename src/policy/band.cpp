@@ -8,7 +8,8 @@
 
 namespace kindred::policy {
 
-std::vector<uint32_t> locality_band(std::span<const float> scores, std::span<const uint32_t> eligible, float tau) {
+std::vector<uint32_t> locality_band(std::span<const float> scores, std::span<const uint32_t> eligible, float tau,
+                                    TiedSeconds seconds) {
   std::vector<uint32_t> band;
   if (eligible.empty()) return band;
   uint32_t best = eligible.front();
@@ -24,7 +25,9 @@ std::vector<uint32_t> locality_band(std::span<const float> scores, std::span<con
   for (const uint32_t w : eligible) {
     if (w != best && (second == best || scores[w] > scores[second])) second = w;
   }
-  band.push_back(second);
+  for (const uint32_t w : eligible) {
+    if (w == second || (seconds == TiedSeconds::kAll && w != best && scores[w] >= scores[second])) band.push_back(w);
+  }
   std::sort(band.begin(), band.end());
   return band;
 }

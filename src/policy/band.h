@@ -15,11 +15,15 @@
 
 namespace kindred::policy {
 
+// Who joins a band of one where several workers are second best.
+enum class TiedSeconds { kFirst, kAll };
+
 // Positions in `scores`, ascending, of those within `tau` of the best. If tau > 0 leaves only one of
-// several, the second best joins it, so that load always has a say; tau = 0 means the best only, with
-// all that tie for it. `eligible`: positions to consider, ascending; the others do not exist. Scores
-// must be finite.
-std::vector<uint32_t> locality_band(std::span<const float> scores, std::span<const uint32_t> eligible, float tau);
+// several, the second best joins it (`seconds` where several are), so that load always has a say; tau = 0
+// means the best only, with all that tie for it. `eligible`: positions to consider, ascending; the others do not exist.
+// Scores must be finite.
+std::vector<uint32_t> locality_band(std::span<const float> scores, std::span<const uint32_t> eligible, float tau,
+                                    TiedSeconds seconds = TiedSeconds::kFirst);
 
 // The highest load a worker may have and still get a request that adds `request_load`:
 //   cap * (sum of available loads + request_load) / available workers,

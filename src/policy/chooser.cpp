@@ -34,9 +34,26 @@ uint32_t Chooser::least_loaded(std::span<const WorkerView> workers, std::span<co
 
 uint32_t Chooser::next_in_turn(std::span<const uint32_t> candidates) {
   KINDRED_CHECK(!candidates.empty());
-  const auto at = std::lower_bound(candidates.begin(), candidates.end(), cursor_);
-  const uint32_t chosen = at == candidates.end() ? candidates.front() : *at;
-  cursor_ = chosen + 1;
+  if (turns_.size() <= candidates.back()) turns_.resize(candidates.back() + 1, 0);
+  const uint32_t chosen = *std::ranges::min_element(candidates, {}, [&](uint32_t w) { return turns_[w]; });
+  turns_[chosen] = ++turn_;
+  return chosen;
+}
+
+uint32_t Chooser::next_in_turn(std::span<const WorkerView> workers, std::span<const uint32_t> candidates) {
+  uint32_t chosen = next_in_turn(candidates);
+  for (size_t tries = 1; tries < candidates.size() && passes_over(workers[chosen]); ++tries) {
+    chosen = next_in_turn(candidates);
+  }
+  return chosen;
+}
+
+uint32_t Chooser::at_random(std::span<const WorkerView> workers, std::span<const uint32_t> candidates) {
+  KINDRED_CHECK(!candidates.empty());
+  uint32_t chosen = candidates[rng_.below(candidates.size())];
+  for (size_t tries = 1; tries < candidates.size() && passes_over(workers[chosen]); ++tries) {
+    chosen = candidates[rng_.below(candidates.size())];
+  }
   return chosen;
 }
 

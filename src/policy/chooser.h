@@ -22,15 +22,24 @@ class Chooser {
   // The least loaded of `candidates` (positions, ascending, not empty).
   uint32_t least_loaded(std::span<const WorkerView> workers, std::span<const uint32_t> candidates);
 
-  // The first of `candidates` at or behind the cursor, which moves past it.
+  // The one of `candidates` whose last turn is the longest ago. A cursor would do as well while the candidates
+  // stay the same; where they alternate (the bands of two domains), it would meet the same one each time.
   uint32_t next_in_turn(std::span<const uint32_t> candidates);
+  // For choices that look at no load: a worker that starts slowly is passed over by chance, unless all are.
+  uint32_t next_in_turn(std::span<const WorkerView> workers, std::span<const uint32_t> candidates);
+  uint32_t at_random(std::span<const WorkerView> workers, std::span<const uint32_t> candidates);
+
+  TieBreak tie_break() const { return tie_break_; }
 
   Rng& rng() { return rng_; }
 
  private:
+  bool passes_over(const WorkerView& worker) { return worker.share < 1 && rng_.uniform() >= worker.share; }
+
   TieBreak tie_break_;
   Rng rng_;
-  uint32_t cursor_ = 0;  // a position in the worker list
+  std::vector<uint64_t> turns_;  // by position in the worker list: when it last had its turn; 0: never
+  uint64_t turn_ = 0;
 };
 
 }  // namespace kindred::policy

@@ -51,8 +51,8 @@ class RoundRobin final : public LoadPolicy {
   using LoadPolicy::LoadPolicy;
 
  private:
-  void decide(const DecodeSnapshot&, const DecodeRequest&, Decision& decision) override {
-    decision.worker = chooser_.next_in_turn(decision.candidates);
+  void decide(const DecodeSnapshot& snapshot, const DecodeRequest&, Decision& decision) override {
+    decision.worker = chooser_.next_in_turn(snapshot.workers, decision.candidates);
     decision.reason = Reason::kRoundRobin;
   }
 };
@@ -73,8 +73,8 @@ class Random final : public LoadPolicy {
   using LoadPolicy::LoadPolicy;
 
  private:
-  void decide(const DecodeSnapshot&, const DecodeRequest&, Decision& decision) override {
-    decision.worker = decision.candidates[chooser_.rng().below(decision.candidates.size())];
+  void decide(const DecodeSnapshot& snapshot, const DecodeRequest&, Decision& decision) override {
+    decision.worker = chooser_.at_random(snapshot.workers, decision.candidates);
     decision.reason = Reason::kRandom;
   }
 };
@@ -123,7 +123,7 @@ class LocalityBand final : public LoadPolicy {
     }
     decision.capped = static_cast<uint32_t>(decision.candidates.size() - eligible.size() - without_cohort.size());
     if (eligible.empty() && without_cohort.empty()) eligible = decision.candidates;  // a load that is not a number
-    std::vector<uint32_t> band = locality_band(decision.scores, eligible, tau_);
+    std::vector<uint32_t> band = locality_band(decision.scores, eligible, tau_, tied_seconds());
     decision.reason = Reason::kBand;
     if (!without_cohort.empty()) {
       const auto by_load = [&](uint32_t a, uint32_t b) { return snapshot.workers[a].load < snapshot.workers[b].load; };
@@ -136,6 +136,11 @@ class LocalityBand final : public LoadPolicy {
     }
     decision.candidates = std::move(band);
     decision.worker = chooser_.least_loaded(snapshot.workers, decision.candidates);
+  }
+
+  // The published band takes the lowest index of several second bests; that would always be the same worker.
+  TiedSeconds tied_seconds() const {
+    return chooser_.tie_break() == TieBreak::kLowestIndex ? TiedSeconds::kFirst : TiedSeconds::kAll;
   }
 
   static bool has_cohort(const WorkerView& worker, const expert::CohortModel& cohorts) {

@@ -28,7 +28,7 @@ class RoundRobin final : public PrefillPolicy {
     decision.reason = Reason::kRoundRobin;
     decision.candidates = available_workers(snapshot.workers);
     if (decision.candidates.empty()) return std::nullopt;
-    decision.worker = chooser_.next_in_turn(decision.candidates);
+    decision.worker = chooser_.next_in_turn(snapshot.workers, decision.candidates);
     return decision;
   }
   std::string_view name() const override { return kRoundRobinName; }

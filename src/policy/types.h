@@ -20,6 +20,9 @@ struct WorkerView {
   double load = 0;            // in the unit the caller balances: in-flight requests unless it says otherwise
   bool available = true;      // false: dead, draining or unsuitable; never chosen
   int32_t cohort = -1;        // row of the cohort model that belongs to this worker; -1: none
+  // In (0, 1]: below 1 while the worker starts slowly, as a part of what the others get. `load` is raised
+  // accordingly already; policies that do not look at load pass such a worker over with this chance.
+  double share = 1;
 };
 
 // Who wins among equals. kRotate keeps a cursor, so that an idle fleet does not send everything to

@@ -6,7 +6,9 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "router/gate.h"
 #include "router/headers.h"
+#include "router/health.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -31,6 +33,8 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (!worker.problem.empty()) out["problem"] = worker.problem;
   if (!worker.description.models.empty()) out["dialect"] = fleet::to_string(worker.description.dialect);
   if (worker.cohort >= 0) out["cohort"] = worker.cohort;
+  if (worker.breaker != fleet::BreakerState::kClosed) out["breaker"] = fleet::to_string(worker.breaker);
+  if (worker.share < 1) out["share"] = worker.share;
   if (worker.removed) out["removed"] = true;
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;
@@ -166,12 +170,6 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
   co_await answer_json(exchange, 200, status_json(core, decisions));
 }
 
-net::Task<void> answer_ready(Core& core, Exchange& exchange) {
-  const std::string reason = not_ready_reason(core);
-  const Json body = reason.empty() ? Json{{"status", "ready"}} : Json{{"status", "not_ready"}, {"reason", reason}};
-  co_await answer_json(exchange, reason.empty() ? 200 : 503, dump(body));
-}
-
 }  // namespace
 
 std::string models_json(const Core& core) {
@@ -192,14 +190,15 @@ std::string status_json(const Core& core, size_t decisions) {
   for (auto it = records.rbegin(); it != records.rend() && last.size() < decisions; ++it) {
     last.push_back(decision_json(core, *it));
   }
-  const std::string reason = not_ready_reason(core);
+  const std::string reason = unserved_reason(core, {});
   return dump({
       {"v", 1},
       {"ready", reason.empty()},
       {"not_ready_reason", reason.empty() ? Json(nullptr) : Json(reason)},
       {"draining", core.draining},
       {"unix_s", core.clock.unix_seconds()},
-      {"requests_in_flight", core.requests_in_flight},
+      {"requests_in_flight", core.requests_in_flight()},
+      {"requests_waiting", core.gate->waiting()},
       {"workers", std::move(workers)},
       {"policy", policy_json(core)},
       {"cohorts", cohorts_json(core)},
@@ -207,18 +206,6 @@ std::string status_json(const Core& core, size_t decisions) {
       {"decisions_total", core.decisions.total()},
       {"decisions", std::move(last)},
   });
-}
-
-std::string not_ready_reason(const Core& core) {
-  if (core.draining) return "the router is shutting down";
-  const fleet::Serving serving = core.fleet.serving({});
-  if (serving.paired || serving.plain_up > 0) return {};
-  if (serving.prefill_up > 0 && serving.decode_up > 0) {
-    return "prefill and decode workers are up, but no two with the same model fingerprint";
-  }
-  if (serving.prefill_up > 0) return "no decode worker is up";
-  if (serving.decode_up > 0) return "no prefill worker is up";
-  return "no worker is up";
 }
 
 std::string served_models_text(const Core& core) {
@@ -234,11 +221,8 @@ net::Task<bool> answer_open(Core& core, Exchange& exchange) {
     co_await refuse_method(exchange);
   } else if (path == "/v1/models") {
     co_await answer_json(exchange, 200, models_json(core));
-  } else if (path == "/health") {
-    std::string body = core.draining ? R"({"status":"draining"})" : R"({"status":"ok"})";
-    co_await answer_json(exchange, core.draining ? 503 : 200, std::move(body));
   } else {
-    co_await answer_ready(core, exchange);
+    co_await answer_health(core, exchange);
   }
   co_return true;
 }

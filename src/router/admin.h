@@ -18,9 +18,6 @@ std::string models_json(const Core& core);
 // any prompt or output, and no counts.
 std::string status_json(const Core& core, size_t decisions);
 
-// Why no model can be served now, or empty if one can.
-std::string not_ready_reason(const Core& core);
-
 // "a, b", or "none yet".
 std::string served_models_text(const Core& core);
 

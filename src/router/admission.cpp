@@ -48,6 +48,11 @@ void Admission::leave(Ticket ticket, Changes& changes) {
   fill(changes);
 }
 
+void Admission::set_limits(AdmissionOptions options, Changes& changes) {
+  options_ = options;
+  fill(changes);
+}
+
 void Admission::fill(Changes& changes) {
   for (const Lane lane : {Lane::kInteractive, Lane::kBatch}) {
     while (waiting(lane) > 0 && may_start(lane)) {
@@ -120,9 +125,9 @@ bool Admission::make_room(const Claim& newcomer, Changes& changes) {
   if (lane.levels.empty()) return false;
   const auto last = std::prev(lane.levels.end());
   if (last->first < newcomer.priority) return false;
-  const auto longest = std::max_element(
-      last->second.keys.begin(), last->second.keys.end(),
-      [](const auto& a, const auto& b) { return a.second.tickets.size() < b.second.tickets.size(); });
+  const auto longest =
+      std::max_element(last->second.keys.begin(), last->second.keys.end(),
+                       [](const auto& a, const auto& b) { return a.second.tickets.size() < b.second.tickets.size(); });
   if (last->first == newcomer.priority) {
     const auto own = last->second.keys.find(newcomer.key);
     const size_t has = own == last->second.keys.end() ? 0 : own->second.tickets.size();

@@ -63,6 +63,8 @@ class Admission {
   Verdict arrive(Ticket ticket, Claim claim, Changes& changes);
   // Of one that runs or waits.
   void leave(Ticket ticket, Changes& changes);
+  // Who runs goes on, and who waits stays, also where a new limit is lower.
+  void set_limits(AdmissionOptions options, Changes& changes);
 
   size_t running() const { return running_; }
   size_t waiting() const { return lanes_[0].waiting + lanes_[1].waiting; }

@@ -118,6 +118,18 @@ TEST(Admission, BatchTakesIdleRoomOnlyAndMakesWay) {
   EXPECT_EQ(changes.admitted, (std::vector<Ticket>{6, 4}));
 }
 
+TEST(Admission, LimitsMayChange) {
+  Admission admission({.running = 1, .waiting = 4});
+  Admission::Changes changes;
+  for (Ticket i = 1; i <= 4; ++i) admission.arrive(i, claim("a"), changes);
+  admission.set_limits({.running = 3, .waiting = 1}, changes);
+  EXPECT_EQ(changes.admitted, (std::vector<Ticket>{2, 3}));
+  admission.set_limits({.running = 1, .waiting = 1}, changes);
+  admission.leave(1, changes);
+  EXPECT_EQ(admission.running(), 2U);
+  EXPECT_EQ(admission.waiting(), 1U);
+}
+
 // Against every rule that the header states, with random requests of all kinds.
 class RandomTraffic {
  public:
@@ -145,15 +157,19 @@ class RandomTraffic {
  private:
   void arrive(Admission::Changes& changes) {
     const Ticket ticket = ++last_;
-    const Claim made = claim(std::string(1, static_cast<char>('a' + rng_.below(4))), static_cast<int>(rng_.below(3)),
-                             rng_.below(3) == 0 ? Lane::kBatch : Lane::kInteractive,
-                             1 + static_cast<uint32_t>(rng_.below(80)));
+    const Claim made =
+        claim(std::string(1, static_cast<char>('a' + rng_.below(4))), static_cast<int>(rng_.below(3)),
+              rng_.below(3) == 0 ? Lane::kBatch : Lane::kInteractive, 1 + static_cast<uint32_t>(rng_.below(80)));
     const bool room = running_.size() < options_.running && count(Lane::kInteractive) == 0;
     const Verdict verdict = admission_.arrive(ticket, made, changes);
-    if (made.lane == Lane::kInteractive && room) EXPECT_EQ(verdict, Verdict::kRuns);
+    if (made.lane == Lane::kInteractive && room) {
+      EXPECT_EQ(verdict, Verdict::kRuns);
+    }
     if (verdict == Verdict::kRuns) running_.emplace(ticket, made);
     if (verdict == Verdict::kWaits) waiting_.emplace(ticket, made);
-    if (verdict == Verdict::kRefused) EXPECT_EQ(count(made.lane), options_.waiting);
+    if (verdict == Verdict::kRefused) {
+      EXPECT_EQ(count(made.lane), options_.waiting);
+    }
   }
 
   void leave(Admission::Changes& changes) {
@@ -177,9 +193,13 @@ class RandomTraffic {
         if (theirs.lane != made.lane) continue;
         EXPECT_GE(theirs.priority, made.priority);
         // First come first served within a key.
-        if (theirs.priority == made.priority && theirs.key == made.key) EXPECT_GE(other, ticket);
+        if (theirs.priority == made.priority && theirs.key == made.key) {
+          EXPECT_GE(other, ticket);
+        }
       }
-      if (made.lane == Lane::kBatch) EXPECT_EQ(count(Lane::kInteractive), 0U);
+      if (made.lane == Lane::kBatch) {
+        EXPECT_EQ(count(Lane::kInteractive), 0U);
+      }
       running_.emplace(ticket, made);
       waiting_.erase(at);
     }
@@ -197,7 +217,9 @@ class RandomTraffic {
     ASSERT_LE(running_.size(), options_.running);
     for (const Lane lane : {Lane::kInteractive, Lane::kBatch}) ASSERT_LE(count(lane), options_.waiting);
     // No place idles while an interactive request waits.
-    if (count(Lane::kInteractive) > 0) ASSERT_EQ(running_.size(), options_.running);
+    if (count(Lane::kInteractive) > 0) {
+      ASSERT_EQ(running_.size(), options_.running);
+    }
   }
 
   size_t count(Lane lane) const {
@@ -229,7 +251,8 @@ TEST(Admission, NobodyStarvesWithinAPriority) {
   admission.arrive(++last, claim("z"), changes);
   Ticket runs = last;
   const Ticket patient = ++last;
-  for (int i = 0; i < 3; ++i) admission.arrive(100 + i, claim("p", 0, Lane::kInteractive, Admission::kMaxCost), changes);
+  for (int i = 0; i < 3; ++i)
+    admission.arrive(100 + i, claim("p", 0, Lane::kInteractive, Admission::kMaxCost), changes);
   admission.arrive(patient, claim("p"), changes);
   last = 1000;
   int services = 0;

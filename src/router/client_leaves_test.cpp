@@ -46,6 +46,7 @@ TEST_F(ClientLeavesTest, AtAnyTimeEverythingComesBackOnceWithinASecond) {
       {"decode, not streaming", true, nullptr, hang, false, "", false},
       {"decode, mid-stream", true, nullptr, stream_for_ever, true, "\"x\"", false},
   };
+  options_.queue = 0;
   options_.max_inflight = 1;  // a permit that is lost or given back twice shows
   FakeWorker& p = prefill();
   FakeWorker& d = decode();

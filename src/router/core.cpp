@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "router/gate.h"
 #include "router/lease.h"
 #include "router/refitter.h"
 
@@ -20,10 +21,29 @@ uint64_t random_seed() {
   return (static_cast<uint64_t>(device()) << 32) ^ device();
 }
 
+GateOptions gate_options(const RouterOptions& options) {
+  GateOptions out;
+  out.admission.running = options.max_inflight;
+  out.admission.waiting = options.queue;
+  out.admission.batch_headroom = options.max_inflight * options.batch_headroom_percent / 100;
+  out.wait_ms = options.queue_wait_ms;
+  return out;
+}
+
 net::ClientOptions probe_options(const RouterOptions& options) {
   net::ClientOptions out = options.edge.upstream;
   out.idle_per_endpoint = 1;
   out.connect_timeout_ms = options.health_timeout_ms;
+  return out;
+}
+
+fleet::FleetOptions fleet_options(const RouterOptions& options) {
+  fleet::FleetOptions out;
+  out.failures_until_out = options.failures_until_out;
+  out.breaker.faults_until_open = options.failures_until_out;
+  out.breaker.open_ms = options.breaker_open_ms;
+  out.breaker.probes = options.breaker_probes;
+  out.breaker.slow_start_ms = options.slow_start_ms;
   return out;
 }
 
@@ -33,11 +53,12 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
     : executor(std::move(with)),
       options(std::move(given)),
       clock(time),
-      fleet(time, {.failures_until_out = options.failures_until_out}),
+      fleet(time, fleet_options(options)),
       room(time, options.decode_inflight),
       client(executor, options.edge.upstream),
       probe_client(executor, probe_options(options)),
       leases(std::make_shared<LeaseKeeper>(executor, time)),
+      gate(std::make_shared<Gate>(gate_options(options), metrics)),
       decisions(options.decisions),
       id_seed_(random_seed()) {}
 
@@ -160,8 +181,22 @@ Status Core::prepare_refit() {
 }
 
 void Core::worker_refused(fleet::WorkerId id, const std::string& why) {
-  if (fleet.report_out(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
+  if (fleet.report_refused(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
   workers[id].pause->cancel();  // check now
+}
+
+void Core::worker_failed(fleet::WorkerId id, const std::string& why) {
+  if (fleet.report_fault(id, fleet::Fault::kTransport)) log.warn("{}: breaker open: {}", endpoint(id).url(), why);
+}
+
+void Core::worker_answered(fleet::WorkerId id, int status) {
+  if (status == 500 || status == 502 || status == 504) {
+    if (fleet.report_fault(id, fleet::Fault::kAnswer)) {
+      log.warn("{}: breaker open: status {}", endpoint(id).url(), status);
+    }
+  } else if (fleet.report_answered(id)) {
+    log.info("{}: breaker closed", endpoint(id).url());
+  }
 }
 
 bool Core::spawn(CorePtr core, net::Task<void> task, bool standing) {
@@ -176,6 +211,8 @@ bool Core::spawn(CorePtr core, net::Task<void> task, bool standing) {
   });
   return true;
 }
+
+size_t Core::requests_in_flight() const { return gate->running(); }
 
 std::string Core::new_request_id() {
   const uint64_t number = ids_++;

@@ -28,6 +28,7 @@
 
 namespace kindred::router {
 
+class Gate;
 class LeaseKeeper;
 class Refitter;
 
@@ -50,6 +51,12 @@ class Core {
   // A connection was refused or broke while a request needed it: the worker is out until a health
   // check, which is made at once, says otherwise.
   void worker_refused(fleet::WorkerId id, const std::string& why);
+  // It was too slow, or broke off: a fault for its breaker.
+  void worker_failed(fleet::WorkerId id, const std::string& why);
+  // The head of its answer is there. 500, 502 and 504 are faults of its own; whatever else it says, it is alive.
+  void worker_answered(fleet::WorkerId id, int status);
+  // All of its answer is there.
+  void worker_completed(fleet::WorkerId id) { fleet.report_completed(id); }
 
   // Runs `task` beside everything else; it keeps the core alive. Returns false, and runs nothing, when
   // the router is closing or kMaxBackground tasks run already. `standing`: it ends only when the router
@@ -59,6 +66,7 @@ class Core {
   size_t standing() const { return standing_; }
 
   std::string new_request_id();
+  size_t requests_in_flight() const;
 
   struct Worker {
     net::Endpoint endpoint;
@@ -82,11 +90,11 @@ class Core {
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
   std::shared_ptr<LeaseKeeper> leases;
-  RetryStatuses retry_on;              // answers of a worker after which another one is asked
+  std::shared_ptr<Gate> gate;  // places for requests
+  RetryStatuses retry_on;      // answers of a worker after which another one is asked
   RouterMetrics metrics;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
-  size_t requests_in_flight = 0;
   bool draining = false;
 
  private:

@@ -49,7 +49,7 @@ net::Task<void> Exchange::fail(ApiError error) {
   if (!error.allow.empty()) headers.add("Allow", error.allow);
   const std::string body = error_json(error);
   co_await answer(error.status, std::move(headers), body);
-  if (outcome == Outcome::kClientError && error.code == "router_busy") outcome = Outcome::kRejected;
+  if (outcome != Outcome::kCancelled && error.shed) outcome = Outcome::kRejected;
 }
 
 net::Task<void> Exchange::fail(LegFailure failure) {
@@ -98,16 +98,14 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
       out.error = api_error({ErrorCode::kUnavailable, fmt::format("{} could not be reached", who)});
       break;
     case ErrorCode::kTimeout:
-      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
+      core.worker_failed(worker, why);
       out.error = api_error({ErrorCode::kTimeout, fmt::format("{} did not answer in time", who)});
       break;
     case ErrorCode::kExhausted:  // the router's own limit: no fault of the worker's
       out.error = api_error({ErrorCode::kExhausted, fmt::format("no connection to {} is free", who)});
       break;
     case ErrorCode::kCancelled: out.error = api_error(error); break;
-    default:
-      if (core.fleet.report_failure(worker, why)) core.log.warn("{} is out: {}", core.endpoint(worker).url(), why);
-      out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
+    default: core.worker_failed(worker, why); out.error = bad_worker_reply(fmt::format("{} broke off its answer", who));
   }
   return out;
 }

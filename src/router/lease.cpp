@@ -46,7 +46,8 @@ net::Task<void> release_lease(CorePtr core, fleet::WorkerId worker, std::string 
 // Ids are the worker's own text; in a path only plain ones may stand.
 bool fits_in_path(std::string_view id) {
   return !id.empty() && id.size() <= 256 && std::all_of(id.begin(), id.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+           c == '.';
   });
 }
 

@@ -39,7 +39,10 @@ struct RouterOptions {
 
   std::chrono::milliseconds health_interval_ms{1'000};
   std::chrono::milliseconds health_timeout_ms{2'000};
-  uint32_t failures_until_out = 3;
+  uint32_t failures_until_out = 3;                   // checks in a row, or requests in a row
+  std::chrono::milliseconds breaker_open_ms{1'000};  // until requests are tried again
+  uint32_t breaker_probes = 2;                       // so many at once, until one succeeds
+  std::chrono::milliseconds slow_start_ms{5'000};    // of a worker that was out; 0: none
 
   int64_t decode_inflight = 0;  // requests that a decode worker has room for; 0: as many as it takes
 
@@ -58,7 +61,10 @@ struct RouterOptions {
   size_t body_bytes = 64ULL * 1024 * 1024;           // of a request; more: 413
   size_t prefill_reply_bytes = 64ULL * 1024 * 1024;  // first output, prompt token ids, counts and state
   size_t answer_bytes = 256ULL * 1024 * 1024;        // of an answer that is not streamed
-  size_t max_inflight = 4096;                        // requests; more: 429
+  size_t max_inflight = 4096;                        // requests served at once; more wait
+  size_t queue = 1024;                               // that wait, of each lane; more: 429
+  std::chrono::milliseconds queue_wait_ms{10'000};   // then 503
+  uint32_t batch_headroom_percent = 10;              // of max_inflight, which batch requests leave free
   size_t decisions = 1024;                           // kept for GET /status
 };
 

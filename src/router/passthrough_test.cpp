@@ -9,7 +9,8 @@ namespace {
 
 // Key order, spelling of numbers, escapes, unknown fields given twice, white space.
 const std::string kOdd =
-    "{ \"zz\" : 1.0e0,\t\"model\":\"m\", \"a\":-0, \"n\":1 ,\"dup\":1,\"dup\":{\"x\":[ ]},\"big\":12345678901234567890123,\n"
+    "{ \"zz\" : 1.0e0,\t\"model\":\"m\", \"a\":-0, \"n\":1 ,\"dup\":1,\"dup\":{\"x\":[ "
+    "]},\"big\":12345678901234567890123,\n"
     " \"text\":\"\\u00e9\\/\\ud83d\\ude00 \xc3\xa9\", \"return_routed_experts\":true,"
     "\"chat_template_kwargs\":{\"enable_thinking\":false},\"f\":1E+2,"
     "\"messages\":[{\"role\":\"user\",\"content\":\"canary-prompt\",\"name\":null}],\"stream\":";

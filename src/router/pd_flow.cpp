@@ -127,6 +127,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, kPrefillWorker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
+  core_->worker_answered(worker, got.status);
   if (got.status != 200) {
     failure_ = co_await read_answer(**response, exchange_.id);
     if (core_->retry_on.contains(got.status)) co_return Step::kRetry;
@@ -146,6 +147,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
     failure_ = {.error = api_error(reply.error())};
     co_return Step::kRetry;
   }
+  core_->worker_completed(worker);
   reply_.emplace(*std::move(reply));
   prefill_worker_ = worker;
   counts_read_ = false;
@@ -281,6 +283,7 @@ net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_rest
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
+  core_->worker_answered(worker, got.status);
   if (got.status != 200) co_return co_await refused(**response, worker, may_restart);
   const std::string* type = got.headers.find("Content-Type");
   if (streams() && (type == nullptr || !type->starts_with("text/event-stream"))) {
@@ -328,7 +331,10 @@ net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, flee
   forget_handoff();
   RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
-    case RelayEnd::kComplete: exchange_.outcome = Outcome::kOk; break;
+    case RelayEnd::kComplete:
+      core_->worker_completed(worker);
+      exchange_.outcome = Outcome::kOk;
+      break;
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, kDecodeWorker, result.error);
@@ -342,6 +348,7 @@ net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, flee
 net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
   Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
+  core_->worker_completed(worker);
   lease_->release();
   co_await exchange_.relay(200, to_client(response.head().headers, exchange_.id), *std::move(body));
   co_return Step::kDone;

@@ -69,6 +69,7 @@ net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
+  core_->worker_answered(worker, got.status);
   if (core_->retry_on.contains(got.status)) {
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
@@ -89,7 +90,10 @@ net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::Wo
   }
   RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
-    case RelayEnd::kComplete: exchange_.outcome = Outcome::kOk; break;
+    case RelayEnd::kComplete:
+      core_->worker_completed(worker);
+      exchange_.outcome = Outcome::kOk;
+      break;
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, kWorker, result.error);
@@ -104,6 +108,7 @@ net::Task<bool> PlainFlow::relay_whole(net::ClientResponse& response, fleet::Wor
   Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const net::ResponseHead& got = response.head();
+  if (got.status < 500) core_->worker_completed(worker);
   co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
   co_return true;
 }

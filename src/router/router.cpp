@@ -6,8 +6,10 @@
 #include <array>
 
 #include "router/admin.h"
+#include "router/door.h"
 #include "router/exchange.h"
 #include "router/headers.h"
+#include "router/health.h"
 #include "router/lease.h"
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
@@ -38,11 +40,6 @@ ApiError no_such_path(const Exchange& exchange) {
   return api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", exchange.request.head.path())});
 }
 
-std::string request_id(Core& core, const net::RequestHead& head) {
-  const std::string* given = head.headers.find(kRequestIdHeader);
-  return given != nullptr && is_sane_request_id(*given) ? *given : core.new_request_id();
-}
-
 // Which model to route by, or the error that says why there is none.
 std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
   if (exchange.scan.model) exchange.model = *exchange.scan.model;
@@ -51,16 +48,8 @@ std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
     if (models.size() == 1) exchange.model = models.front().id;
   }
   if (!exchange.model.empty() && core.fleet.serving(exchange.model).known) return std::nullopt;
-  if (core.fleet.models().empty()) return no_worker(not_ready_reason(core));
+  if (core.fleet.models().empty()) return no_worker(unserved_reason(core, {}));
   return model_not_found(exchange.model, served_models_text(core));
-}
-
-std::string why_unserved(const fleet::Serving& serving, std::string_view model) {
-  if (serving.prefill_up > 0 && serving.decode_up > 0) {
-    return fmt::format("prefill and decode workers of '{}' are up, but no two with the same model fingerprint", model);
-  }
-  if (serving.prefill_up > 0) return fmt::format("no decode worker that serves '{}' is up", model);
-  return fmt::format("no {}worker that serves '{}' is up", serving.decode_up > 0 ? "prefill " : "", model);
 }
 
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
@@ -72,7 +61,7 @@ net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
     PlainFlow flow(core, exchange);
     co_await flow.run();
   } else {
-    ApiError error = no_worker(why_unserved(serving, exchange.model));
+    ApiError error = no_worker(unserved_reason(*core, exchange.model));
     co_await exchange.fail(std::move(error));
   }
 }
@@ -125,22 +114,6 @@ net::Task<void> serve(CorePtr core, Exchange& exchange) {
   else co_await serve_plain(core, exchange);
 }
 
-// A request's place among the `max_inflight`.
-class Place {
- public:
-  explicit Place(Core& core) : core_(core) { count(+1); }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-  ~Place() { count(-1); }
-
- private:
-  void count(int by) {
-    core_.requests_in_flight += static_cast<size_t>(by);
-    core_.metrics.requests_in_flight.set(static_cast<double>(core_.requests_in_flight));
-  }
-  Core& core_;
-};
-
 // Which listener a request came by.
 enum class Side { kPublic, kAdmin, kBoth };
 
@@ -153,20 +126,44 @@ net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
   co_await exchange.fail(std::move(error));
 }
 
+// A batch request ends when its place is needed: it is then as if its client had left, but for being told.
+net::Task<void> serve_preemptibly(CorePtr core, Exchange& exchange, const Permit& permit) {
+  net::CancelSource either;
+  const net::CancelToken client = std::exchange(exchange.request.cancel, either.token());
+  const auto gone = client.on_cancel([&] { either.cancel(); });
+  const auto needed = permit.preempted().on_cancel([&] { either.cancel(); });
+  co_await serve(core, exchange);
+  exchange.request.cancel = client;
+  if (exchange.outcome != Outcome::kCancelled || client.cancelled()) co_return;
+  ApiError error = api_error({ErrorCode::kUnavailable, "an interactive request took the place of this batch request"});
+  error.code = "preempted";
+  error.retry_after_s = 1;
+  error.shed = true;
+  co_await exchange.fail(std::move(error));
+}
+
+bool is_for_workers(const net::RequestHead& head) {
+  return head.method == "POST" && (contains(kGeneratePaths, head.path()) || contains(kPlainPaths, head.path()));
+}
+
+net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
+  if (!is_for_workers(request.head)) co_return nullptr;
+  co_return co_await admit(core, request, writer);
+}
+
 net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::ResponseWriter& writer) {
-  Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
+  const auto* admitted = static_cast<const Admitted*>(request.permit.get());
+  Exchange exchange(request, writer, admitted != nullptr ? admitted->request_id : request_id_of(*core, request.head),
+                    admitted != nullptr ? admitted->arrived : core->clock.now());
   const bool answered = co_await answer_open(*core, exchange);
   if (answered) co_return;
   if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
     co_await serve_admin(core, exchange);
     co_return;
   }
-  if (core->requests_in_flight >= core->options.max_inflight) {
-    ApiError busy = api_error(
-        Error{ErrorCode::kExhausted, fmt::format("{} requests are being served already", core->requests_in_flight)});
-    co_await exchange.fail(std::move(busy));
+  if (admitted != nullptr && admitted->lane == Lane::kBatch) {
+    co_await serve_preemptibly(core, exchange, *admitted->permit);
   } else {
-    const Place place(*core);
     co_await serve(core, exchange);
   }
   core->metrics.request_done(exchange.outcome, exchange.status);
@@ -200,10 +197,18 @@ Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor
   const auto serve_side = [&](Side side) {
     net::ServerOptions server = edge.server;
     server.body_bytes = (*core)->options.body_bytes;
-    return std::make_unique<net::HttpServer>(executor, server,
-                                             [core = *core, side](net::Request& request, net::ResponseWriter& writer) {
-                                               return handle(core, side, request, writer);
-                                             });
+    net::Doorkeeper doorkeeper;
+    if (side != Side::kAdmin) {
+      doorkeeper = [core = *core](net::Request& request, net::ResponseWriter& writer) {
+        return at_the_door(core, request, writer);
+      };
+    }
+    return std::make_unique<net::HttpServer>(
+        executor, server,
+        [core = *core, side](net::Request& request, net::ResponseWriter& writer) {
+          return handle(core, side, request, writer);
+        },
+        std::move(doorkeeper));
   };
   router->server_ = serve_side(edge.admin_port ? Side::kPublic : Side::kBoth);
   if (edge.admin_port) router->admin_server_ = serve_side(Side::kAdmin);

@@ -40,6 +40,11 @@ RouterMetrics::RouterMetrics()
       band_size(
           registry_.histogram("kindred_router_band_size", "Workers in the locality band of a request.", kBandBounds)),
       requests_in_flight(registry_.gauge("kindred_router_requests_in_flight", "Requests being served.")),
+      requests_waiting(registry_.gauge("kindred_router_requests_waiting", "Requests waiting for a place.")),
+      queue_s(registry_.histogram("kindred_router_queue_seconds", "Time that requests waited which had to wait.",
+                                  latency_bounds_s())),
+      preempted(registry_.counter("kindred_router_preempted_total",
+                                  "Batch requests that gave their place to an interactive one.")),
       bad_counts(registry_.counter("kindred_router_bad_counts_total",
                                    "Prefill replies whose expert counts did not pass their checks.")),
       leases_released(registry_.counter("kindred_router_leases_released_total", "KV leases released.")),
@@ -91,6 +96,10 @@ std::string RouterMetrics::render(const fleet::Fleet& fleet) {
         .set(static_cast<double>(worker.in_flight));
     registry_.gauge("kindred_router_worker_up", "1 if the worker is up.", labels)
         .set(worker.health == fleet::Health::kUp ? 1 : 0);
+    registry_
+        .gauge("kindred_router_breaker_open",
+               "1 while the worker's requests failed in a row and none has succeeded since.", labels)
+        .set(worker.breaker == fleet::BreakerState::kClosed ? 0 : 1);
   }
   return registry_.render();
 }

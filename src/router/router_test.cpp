@@ -82,6 +82,7 @@ TEST_F(RouterServerTest, BodiesOverTheLimitAre413) {
 
 TEST_F(RouterServerTest, RequestsOverTheLimitAre429ForTheWholeLifeOfAStream) {
   options_.max_inflight = 1;
+  options_.queue = 0;
   FakeWorker& p = add(Role::kPrefill);
   FakeWorker& d = add(Role::kDecode);
   Gate gate;
@@ -167,6 +168,7 @@ TEST_F(RouterServerTest, PlainWorkersGetBytesAsTheyAre) {
 }
 
 TEST_F(RouterServerTest, PlainWorkersShareTheLoadAndStandInForEachOther) {
+  options_.failures_until_out = 100;  // not what is tested here
   FakeWorker& w0 = add(Role::kBoth, "");
   FakeWorker& w1 = add(Role::kBoth, "");
   start();

@@ -15,12 +15,12 @@ class SkewTest : public PdFlowTest {
  protected:
   // All of them wait at the gate, so that nothing but dispatch tells the workers apart.
   void hold(FakeWorker& worker, bool prefill) {
-    worker.play([this, &worker, prefill](const SeenLeg& leg, net::Request&, net::ResponseWriter& writer)
-                    -> net::Task<void> {
-      co_await gate_.wait();
-      if (prefill) co_await worker.answer_prefill(leg, writer);
-      else co_await worker.answer_decode(leg, writer);
-    });
+    worker.play(
+        [this, &worker, prefill](const SeenLeg& leg, net::Request&, net::ResponseWriter& writer) -> net::Task<void> {
+          co_await gate_.wait();
+          if (prefill) co_await worker.answer_prefill(leg, writer);
+          else co_await worker.answer_decode(leg, writer);
+        });
   }
 
   // The most that one of `workers` has, once all requests are at them.

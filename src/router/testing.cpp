@@ -212,7 +212,8 @@ net::Task<void> FakeWorker::answer_prefill(const SeenLeg& leg, net::ResponseWrit
     if (!counts_.empty()) reply["expert_counts"] = parse_json(counts_);
   }
   if (!finished) {
-    reply["lease"] = {{"id", fmt::format("lease-{}", number)}, {"bytes", 64}, {"hash", "00"}, {"ttl_ms", lease_ttl_ms_.load()}};
+    reply["lease"] = {
+        {"id", fmt::format("lease-{}", number)}, {"bytes", 64}, {"hash", "00"}, {"ttl_ms", lease_ttl_ms_.load()}};
     reply["state"] = {{"opaque", "se\"cret"}, {"ids", {1, 2, 3}}};
   }
   const std::string body = reply.dump();
