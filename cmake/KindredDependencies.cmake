@@ -11,6 +11,13 @@ pkg_check_modules(simdjson REQUIRED IMPORTED_TARGET simdjson)
 pkg_check_modules(libb2 REQUIRED IMPORTED_TARGET libb2)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 
+# Not by pkg-config, whose file names folders of libraries that libzmq itself was built with.
+find_path(KINDRED_ZMQ_INCLUDE zmq.h REQUIRED)
+find_library(KINDRED_ZMQ_LIBRARY zmq REQUIRED)
+add_library(kindred_zmq INTERFACE)
+target_include_directories(kindred_zmq SYSTEM INTERFACE "${KINDRED_ZMQ_INCLUDE}")
+target_link_libraries(kindred_zmq INTERFACE "${KINDRED_ZMQ_LIBRARY}")
+
 # Asio is compiled once, in src/net/asio.cpp, not in every file that includes it.
 add_library(kindred_asio INTERFACE)
 target_compile_definitions(kindred_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)

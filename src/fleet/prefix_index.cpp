@@ -39,9 +39,8 @@ size_t blocks_for(const PrefixIndexOptions& options) {
 
 }  // namespace
 
-BlockHash chain_root(std::string_view model, std::string_view adapter, uint32_t block_tokens) {
-  const uint64_t seed = XXH3_64bits_withSeed(model.data(), model.size(), block_tokens);
-  return adapter.empty() ? seed : XXH3_64bits_withSeed(adapter.data(), adapter.size(), seed);
+BlockHash chain_root(std::string_view adapter, uint32_t block_tokens) {
+  return XXH3_64bits_withSeed(adapter.data(), adapter.size(), block_tokens);
 }
 
 BlockHash chain_block(BlockHash parent, std::span<const uint32_t> tokens, std::string_view salt) {

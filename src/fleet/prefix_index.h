@@ -33,9 +33,9 @@ namespace kindred::fleet {
 
 using BlockHash = uint64_t;
 
-// The hash that a chain begins with. Blocks are equal only for the same model (fingerprint or name), adapter
-// (empty: none) and tokens per block.
-BlockHash chain_root(std::string_view model, std::string_view adapter, uint32_t block_tokens);
+// The hash that a chain begins with. Blocks are equal only for the same adapter (empty: none) and tokens per block.
+// The model need not be part of it: who asks compares workers of one model.
+BlockHash chain_root(std::string_view adapter, uint32_t block_tokens);
 // `salt`: what else makes the block differ (a picture's hash); empty: nothing.
 BlockHash chain_block(BlockHash parent, std::span<const uint32_t> tokens, std::string_view salt = {});
 // One hash per whole block of `tokens`; appended to `out`.
