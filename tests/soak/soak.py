@@ -1,8 +1,9 @@
 """Streams through a real cluster while its workers die, stall and come back and clients leave.
 
-Ends well only if every request that was reported complete has exactly the tokens of a quiet run, every other
-one ended in a way that no client can take for complete, the router's memory is flat, and nothing is left in
-flight, waiting or leased.
+Ends well only if every request that was reported complete has each of its tokens once (by their ids and by
+the usage; texts are also compared with a quiet run's, as far as the machine's kernels give the same logits in
+every batch), every other one ended in a way that no client can take for complete, the router's memory is flat,
+and nothing is left in flight, waiting or leased.
 
     ./dev soak [SECONDS]           30 minutes by default
 """
@@ -38,21 +39,26 @@ RSS_GROWTH_SHARE = 0.05
 def make_bodies(tokens):
     """Requests whose output a seed fixes."""
     return [{"messages": [{"role": "user", "content": f"Tell me about {topic}."}], "max_tokens": length, "seed": seed,
-             "temperature": 0.8, "ignore_eos": True}
+             "temperature": 0, "ignore_eos": True, "return_token_ids": True}
             for seed, topic in enumerate(TOPICS) for length in (tokens // 3, tokens)]
 
 
-def text_of(outcome):
-    """The generated text of a complete answer, and how many choices said why they ended."""
+def content_of(outcome):
+    """Of a complete answer: its text, its number of tokens, what the usage says of that, and how often it said why
+    it ended."""
     if not outcome.events:
-        choice = json.loads(outcome.body)["choices"][0]
-        return choice["message"]["content"], 1 if choice["finish_reason"] else 0
-    text, ends = "", 0
-    for event in outcome.events[:-1]:
-        for choice in json.loads(event)["choices"]:
+        answer = json.loads(outcome.body)
+        choice = answer["choices"][0]
+        ends = 1 if choice["finish_reason"] else 0
+        return choice["message"]["content"], len(choice["token_ids"]), answer["usage"]["completion_tokens"], ends
+    text, tokens, usage, ends = "", 0, None, 0
+    for event in map(json.loads, outcome.events[:-1]):
+        usage = (event.get("usage") or {}).get("completion_tokens", usage)
+        for choice in event["choices"]:
             text += choice["delta"].get("content") or ""
+            tokens += len(choice.get("token_ids") or ())
             ends += choice.get("finish_reason") is not None
-    return text, ends
+    return text, tokens, usage, ends
 
 
 class Fleet:
@@ -143,7 +149,9 @@ class Soak:
         await asyncio.sleep(rng.random() * 3)
         while not self.over():
             which = rng.randrange(len(self.bodies))
-            body = {**self.bodies[which], "stream": rng.random() < 0.85}
+            body = dict(self.bodies[which])
+            if rng.random() < 0.85:
+                body |= {"stream": True, "stream_options": {"include_usage": True}}
             leave_at = rng.randrange(1, 30) if rng.random() < 0.12 else None
             abort_s = rng.uniform(0.01, 5) if rng.random() < 0.08 else None
             self.running += 1
@@ -153,7 +161,7 @@ class Soak:
                                      lambda o: leave_at is None or len(o.events) < leave_at, abort_s)
             finally:
                 self.running -= 1
-            self.judge(which, body["stream"], outcome)
+            self.judge(which, "stream" in body, outcome)
             if outcome.status in (0, 429, 502, 503, 504):
                 await asyncio.sleep(rng.uniform(0.2, 1.0))
 
@@ -166,11 +174,13 @@ class Soak:
         if outcome.status == 200 and outcome.complete:
             if streams and not outcome.done:
                 return self.fault("ended cleanly without [DONE]", outcome.events[-2:])
-            text, ends = text_of(outcome)
-            if text != self.texts[which] or ends != 1:
-                return self.fault("wrong tokens", f"{text!r} instead of {self.texts[which]!r}, {ends} ends")
+            text, tokens, usage, ends = content_of(outcome)
+            wanted = self.bodies[which]["max_tokens"]
+            if (tokens, usage, ends) != (wanted, wanted, 1):
+                return self.fault("lost or doubled tokens", f"{tokens} of {wanted}, usage {usage}, {ends} ends: {text!r}")
             self.counts["complete"] += 1
-            self.counts["tokens"] += self.bodies[which]["max_tokens"]
+            self.counts["complete, text of the quiet run"] += text == self.texts[which]
+            self.counts["tokens"] += tokens
         elif outcome.status == 200:
             if outcome.done:
                 return self.fault("[DONE] in a cut stream", outcome.events[-3:])
