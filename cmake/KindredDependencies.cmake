@@ -6,6 +6,7 @@ find_package(Boost 1.81 REQUIRED) # Asio, header only
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(fmt 9 REQUIRED)
 find_package(yaml-cpp 0.7 REQUIRED)
+find_package(OpenSSL 3.0 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(simdjson REQUIRED IMPORTED_TARGET simdjson)
 pkg_check_modules(libb2 REQUIRED IMPORTED_TARGET libb2)

@@ -1,6 +1,10 @@
 #include "cli/router_edge.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
+
+#include "router/keys.h"
 
 namespace kindred::cli {
 namespace {
@@ -16,6 +20,15 @@ void EdgeArguments::add_to(ConfigSchema& schema) {
   schema.text("admin_host", &admin_host, "address of the admin listener");
   schema.integer("admin_port", &admin_port, -1, 65535,
                  "port of its own for metrics, status and changes; 0 takes a free one, -1: on the public port");
+  schema.text("admin_key_file", &admin_key_file,
+              "file with the key that operators' paths ask for; or KINDRED_ADMIN_KEY in the environment");
+  schema.text("api_keys_file", &api_keys_file,
+              "keys of clients, `name:key` or `name:sha256:<hex>` a line, with limits rpm=N and tpm=N; also "
+              "KINDRED_API_KEYS, separated by commas");
+  schema.text("upstream_api_key_file", &upstream_api_key_file,
+              "file with the key that workers get; or KINDRED_UPSTREAM_API_KEY");
+  schema.choice("access_log", &access_log, {"none", "text", "json"}, "a line for each request, never its content");
+  schema.text("access_log_file", &access_log_file, "where it goes; empty: standard error");
   schema.integer("connections", &connections, 1, kMillion, "client connections at once; more: 503 and close");
   schema.integer("head_bytes", &head_bytes, 1024, 16 << 20, "longest request or response head");
   schema.integer("headers", &headers, 8, 10'000, "headers in one head");
@@ -56,6 +69,25 @@ Status EdgeArguments::apply(router::RouterOptions& out) const {
 
   out.edge.admin_host = admin_host;
   if (admin_port >= 0) out.edge.admin_port = static_cast<uint16_t>(admin_port);
+  out.edge.access_log = access_log == "json"   ? router::AccessLogFormat::kJson
+                        : access_log == "text" ? router::AccessLogFormat::kText
+                                               : router::AccessLogFormat::kNone;
+  out.edge.access_log_file = access_log_file;
+  return apply_secrets(out.edge);
+}
+
+Status EdgeArguments::apply_secrets(router::EdgeOptions& out) const {
+  auto admin = router::read_secret(admin_key_file, "KINDRED_ADMIN_KEY", "admin_key_file");
+  if (!admin) return std::move(admin).error();
+  out.admin_key = *std::move(admin);
+  auto upstream = router::read_secret(upstream_api_key_file, "KINDRED_UPSTREAM_API_KEY", "upstream_api_key_file");
+  if (!upstream) return std::move(upstream).error();
+  if (!upstream->empty()) out.upstream.authorization = "Bearer " + *upstream;
+  out.api_keys_file = api_keys_file;
+  if (const char* keys = std::getenv("KINDRED_API_KEYS"); keys != nullptr) {
+    out.api_keys = keys;
+    std::replace(out.api_keys.begin(), out.api_keys.end(), ',', '\n');
+  }
   return {};
 }
 

@@ -17,10 +17,16 @@ struct EdgeArguments {
   int64_t upstream_idle_ms = 60'000, upstream_wait_ms = 5'000, upstream_connect_ms = 5'000;
   std::string admin_host = "127.0.0.1";
   int64_t admin_port = -1;
+  std::string admin_key_file, api_keys_file, upstream_api_key_file;
+  std::string access_log = "none", access_log_file;
 
   // The arguments must outlive the schema.
   void add_to(ConfigSchema& schema);
+  // Reads the files of secrets. Error: kInvalid, naming the option.
   Status apply(router::RouterOptions& out) const;
+
+ private:
+  Status apply_secrets(router::EdgeOptions& out) const;
 };
 
 }  // namespace kindred::cli

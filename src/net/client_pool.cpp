@@ -6,6 +6,8 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "net/tls.h"
+
 namespace kindred::net {
 namespace {
 
@@ -152,10 +154,27 @@ void ClientPool::shut_down() {
   idle_.clear();
 }
 
-Task<Result<std::shared_ptr<Wire>>> ClientPool::connect(asio::any_io_executor executor, Endpoint endpoint,
-                                                        std::chrono::milliseconds timeout, CancelToken cancel) {
+// Under the deadline of the connect.
+Task<Status> ClientPool::secure(Wire& wire, const Endpoint& endpoint) {
+  if (!options_.tls) {
+    co_return Error{ErrorCode::kUnavailable, fmt::format("{} wants TLS, which is not set up here", endpoint.url())};
+  }
+  auto context = options_.tls->context();
+  if (!context) co_return std::move(context).error();
+  std::unique_ptr<TlsStream> tls = TlsStream::client(*context, wire.socket().native_handle(), endpoint.host);
+  const SystemError error = co_await wire.handshake(std::move(tls));
+  if (!error) co_return Status();
+  if (wire.cancelled()) co_return cancelled_error(endpoint);
+  if (wire.expired()) co_return connect_timeout(endpoint);
+  const std::string why = wire.tls_failure();
+  co_return Error{ErrorCode::kUnavailable, fmt::format("TLS with {} cannot be agreed: {}", endpoint.text(),
+                                                       why.empty() ? error.message() : why)};
+}
+
+Task<Result<std::shared_ptr<Wire>>> ClientPool::connect(Endpoint endpoint, CancelToken cancel) {
   if (cancel.cancelled()) co_return cancelled_error(endpoint);
-  const auto deadline = steady_clock::now() + timeout;
+  const asio::any_io_executor executor = executor_;
+  const auto deadline = steady_clock::now() + options_.connect_timeout_ms;
   auto endpoints = co_await resolve(executor, endpoint, deadline, cancel);
   if (!endpoints) co_return std::move(endpoints).error();
   SystemError error = asio::error::host_not_found;
@@ -172,8 +191,12 @@ Task<Result<std::shared_ptr<Wire>>> ClientPool::connect(asio::any_io_executor ex
     if (wire->cancelled()) co_return cancelled_error(endpoint);
     if (error && wire->expired()) co_return connect_timeout(endpoint);
     if (error) continue;
-    wire->clear_deadline();
     wire->set_options();
+    if (endpoint.tls) {
+      const Status secured = co_await secure(*wire, endpoint);
+      if (!secured) co_return secured.error();
+    }
+    wire->clear_deadline();
     co_return wire;
   }
   co_return Error{ErrorCode::kUnavailable, fmt::format("cannot connect to {}: {}", endpoint.text(), error.message())};

@@ -53,15 +53,14 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   void shut_down();
 
   // A new connection. Errors: kUnavailable, kTimeout, kCancelled.
-  static Task<Result<std::shared_ptr<Wire>>> connect(asio::any_io_executor executor, Endpoint endpoint,
-                                                     std::chrono::milliseconds timeout, CancelToken cancel);
+  Task<Result<std::shared_ptr<Wire>>> connect(Endpoint endpoint, CancelToken cancel);
 
   const asio::any_io_executor& executor() const { return executor_; }
 
  private:
   struct EndpointHash {
     size_t operator()(const Endpoint& endpoint) const {
-      return std::hash<std::string_view>()(endpoint.host) * 31 + endpoint.port;
+      return std::hash<std::string_view>()(endpoint.host) * 31 + endpoint.port * 2U + (endpoint.tls ? 1 : 0);
     }
   };
 
@@ -76,6 +75,7 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   };
 
   void leave(const Endpoint& endpoint);
+  Task<Status> secure(Wire& wire, const Endpoint& endpoint);
 
   asio::any_io_executor executor_;
   ClientOptions options_;

@@ -11,7 +11,8 @@
 namespace kindred::net {
 namespace {
 
-std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size_t body_bytes) {
+std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size_t body_bytes,
+                         const std::string& authorization) {
   std::string text;
   text.reserve(256);
   // The request line is made of what a parser has accepted or our own code wrote; a target with a
@@ -28,6 +29,9 @@ std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size
       continue;
     }
     append_header_line(text, name, header.value);
+  }
+  if (!authorization.empty() && head.headers.find("Authorization") == nullptr) {
+    append_header_line(text, "Authorization", authorization);
   }
   if (body_bytes > 0 || (head.method != "GET" && head.method != "HEAD")) {
     fmt::format_to(std::back_inserter(text), "Content-Length: {}\r\n", body_bytes);
@@ -63,7 +67,7 @@ Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& e
   const Endpoint to = endpoint;
   size_t body_bytes = 0;
   for (const std::string_view part : body) body_bytes += part.size();
-  const std::string head_text = compose_head(to, head, body_bytes);
+  const std::string head_text = compose_head(to, head, body_bytes, pool->options().authorization);
   auto place = co_await pool->enter(to, cancel);
   if (!place) co_return std::move(place).error();
   bool may_reuse = true;
@@ -75,7 +79,7 @@ Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& e
     if (may_reuse) wire = pool->take(to);
     const bool reused = wire != nullptr;
     if (!reused) {
-      auto connected = co_await ClientPool::connect(pool->executor(), to, pool->options().connect_timeout_ms, cancel);
+      auto connected = co_await pool->connect(to, cancel);
       if (!connected) co_return std::move(connected).error();
       wire = std::move(*connected);
     }

@@ -16,8 +16,12 @@
 
 namespace kindred::net {
 
+class TlsClient;
+
 struct ClientOptions {
   HeadLimits head;
+  std::shared_ptr<TlsClient> tls;  // for endpoints that ask for it; null: they are unavailable
+  std::string authorization;       // sent where a request has no Authorization of its own; empty: none
   // Connections open to one endpoint at once, idle ones included. A request that finds no room waits its
   // turn, at most wait_timeout_ms, and at most waiters_per_endpoint do.
   size_t connections_per_endpoint = 16'384;

@@ -227,11 +227,13 @@ std::string Endpoint::text() const {
 
 Result<Endpoint> parse_endpoint(std::string_view url) {
   const auto wrong = [&](std::string_view why) {
-    return invalid(fmt::format("\"{}\" is not an endpoint: {}; expected http://host:port", url, why));
+    return invalid(
+        fmt::format("\"{}\" is not an endpoint: {}; expected http://host:port or https://host:port", url, why));
   };
   std::string_view rest = url;
-  if (rest.starts_with("https://")) return wrong("TLS is not supported");
-  if (rest.starts_with("http://")) rest.remove_prefix(7);
+  const bool tls = rest.starts_with("https://");
+  if (tls) rest.remove_prefix(8);
+  else if (rest.starts_with("http://")) rest.remove_prefix(7);
   if (rest.ends_with('/')) rest.remove_suffix(1);
   const size_t colon = rest.rfind(':');
   if (colon == std::string_view::npos) return wrong("the port is missing");
@@ -249,7 +251,7 @@ Result<Endpoint> parse_endpoint(std::string_view url) {
   if (fault != std::errc() || end != port.data() + port.size() || number == 0) {
     return wrong("the port is not a number from 1 to 65535");
   }
-  return Endpoint{std::string(host), number};
+  return Endpoint{std::string(host), number, tls};
 }
 
 }  // namespace kindred::net

@@ -113,16 +113,17 @@ void append_header_line(std::string& out, std::string_view name, std::string_vie
 std::string_view reason_phrase(int status);
 bool equals_ignore_case(std::string_view a, std::string_view b);
 
-// http://host:port without a path.
+// http://host:port or https://host:port without a path.
 struct Endpoint {
   std::string host;
   uint16_t port = 0;
+  bool tls = false;
 
   std::string text() const;  // "host:port", IPv6 in brackets
-  std::string url() const { return "http://" + text(); }
+  std::string url() const { return (tls ? "https://" : "http://") + text(); }
   bool operator==(const Endpoint&) const = default;
 };
-// Accepts "http://host:port", "host:port"; the port is required.
+// Accepts "http://host:port", "https://host:port", "host:port"; the port is required.
 Result<Endpoint> parse_endpoint(std::string_view url);
 
 }  // namespace kindred::net

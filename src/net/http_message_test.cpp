@@ -39,6 +39,9 @@ TEST(RequestHead, TurnsAbsoluteFormIntoOriginForm) {
   EXPECT_EQ(*head->headers.find("Host"), "real:81");
   EXPECT_EQ(request("GET http://h HTTP/1.1\r\nHost: h\r\n\r\n")->target, "/");
   EXPECT_EQ(request("GET http://h?x HTTP/1.1\r\nHost: h\r\n\r\n")->target, "/?x");
+  for (const char* authority : {"a,b", "a\tb", "u@h", ""}) {
+    EXPECT_FALSE(request("GET http://" + std::string(authority) + "/ HTTP/1.1\r\nHost: h\r\n\r\n").ok()) << authority;
+  }
 }
 
 TEST(RequestHead, RefusesWhatIsNot) {
@@ -194,8 +197,10 @@ TEST(Endpoint, ParsesAndRefuses) {
   EXPECT_EQ(*parse_endpoint("worker-1:8001"), (Endpoint{"worker-1", 8001}));
   EXPECT_EQ(*parse_endpoint("http://h:1/"), (Endpoint{"h", 1}));
   EXPECT_EQ(*parse_endpoint("[::1]:80"), (Endpoint{"::1", 80}));
+  EXPECT_EQ(*parse_endpoint("https://h:443"), (Endpoint{"h", 443, true}));
+  EXPECT_EQ((Endpoint{"h", 443, true}).url(), "https://h:443");
   EXPECT_EQ((Endpoint{"::1", 80}).url(), "http://[::1]:80");
-  for (const char* url : {"", "h", "h:", "h:0", "h:65536", "h:1x", ":1", "https://h:1", "::1:80", "h/p:1", "u@h:1",
+  for (const char* url : {"", "h", "h:", "h:0", "h:65536", "h:1x", ":1", "https://h", "::1:80", "h/p:1", "u@h:1",
                           "http://h:1/path", "h :1"}) {
     EXPECT_FALSE(parse_endpoint(url).ok()) << url;
   }

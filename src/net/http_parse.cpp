@@ -160,6 +160,8 @@ Result<RequestHead> parse_request_head(std::string_view text, const HeadLimits& 
   if (Status headers = parse_headers(text, limits, head.headers); !headers) return std::move(headers).error();
   if (Status host = check_host(head); !host) return std::move(host).error();
   if (Status target = normalise_target(head); !target) return std::move(target).error();
+  // Once more: an absolute target has put its own authority there.
+  if (Status host = check_host(head); !host) return std::move(host).error();
   return head;
 }
 

@@ -24,12 +24,16 @@
 
 namespace kindred::net {
 
+class TlsServer;
+
 struct ServerOptions {
   HeadLimits head;
-  size_t body_bytes = 64 * 1024 * 1024;                // larger bodies: 413
-  size_t connections = 16384;                          // more: 503 and close
-  bool reuse_port = false;                             // several servers, one per thread, share the port
-  std::chrono::milliseconds head_timeout_ms{30'000};   // from the first byte of a head to its end
+  size_t body_bytes = 64 * 1024 * 1024;  // larger bodies: 413
+  size_t connections = 16384;            // more: 503 and close
+  std::shared_ptr<TlsServer> tls;        // null: in clear
+  bool reuse_port = false;               // several servers, one per thread, share the port
+  std::chrono::milliseconds head_timeout_ms{
+      30'000};  // from the first byte of a head to its end; also for TLS's handshake
   std::chrono::milliseconds body_timeout_ms{120'000};  // for a whole request body
   std::chrono::milliseconds idle_timeout_ms{75'000};   // between requests
   std::chrono::milliseconds write_timeout_ms{60'000};  // a peer that takes nothing for this long is gone
@@ -62,6 +66,7 @@ class ResponseWriter {
   // Closes the connection without ending the body, so that the peer sees a cut and not a whole answer.
   virtual void abort() = 0;
   virtual bool started() const = 0;
+  virtual uint64_t bytes_written() const = 0;  // head and framing included, as far as the socket took them
   // What the peer speaks: false for HTTP/1.0, where write_framed must not be used.
   virtual bool chunked() const = 0;
 };

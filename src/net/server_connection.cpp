@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "net/chunked.h"
+#include "net/tls.h"
 
 namespace kindred::net {
 namespace {
@@ -24,6 +25,12 @@ constexpr size_t kFirstBodyBytes = 1024 * 1024;
 std::string error_body(int status, std::string_view code, std::string_view message) {
   return fmt::format(R"({{"error":{{"message":{},"type":"{}","param":null,"code":"{}"}}}})", json_string(message),
                      status >= 500 ? "server_error" : "invalid_request_error", code);
+}
+
+size_t bytes_in(std::span<const asio::const_buffer> buffers) {
+  size_t sum = 0;
+  for (const asio::const_buffer& buffer : buffers) sum += buffer.size();
+  return sum;
 }
 
 Headers json_headers() {
@@ -43,8 +50,18 @@ ServerConnection::ServerConnection(std::shared_ptr<ServerContext> context, asio:
 }
 
 Task<void> ServerConnection::run() {
-  for (bool more = true; more;) more = co_await exchange();
+  bool more = true;
+  if (context_->options.tls) more = co_await secure();
+  while (more) more = co_await exchange();
   wire_->close();
+}
+
+Task<bool> ServerConnection::secure() {
+  wire_->expire_after(context_->options.head_timeout_ms);
+  std::unique_ptr<TlsStream> tls = TlsStream::server(context_->options.tls->current(), wire_->socket().native_handle());
+  const SystemError error = co_await wire_->handshake(std::move(tls));
+  wire_->clear_deadline();
+  co_return !error;
 }
 
 Task<bool> ServerConnection::exchange() {
@@ -226,15 +243,19 @@ Task<void> ServerConnection::send_refusal() {
 }
 
 Task<void> ServerConnection::turn_away() {
+  if (context_->options.tls) {  // not worth a handshake
+    wire_->close();
+    co_return;
+  }
   refuse(503, "too_many_connections", "the server has no room for another connection");
   co_await send_refusal();
   wire_->close();
 }
 
 Task<void> ServerConnection::linger() {
-  SystemError error;
-  wire_->socket().shutdown(asio::ip::tcp::socket::shutdown_send, error);
+  wire_->shut_down_write();
   wire_->expire_after(kLinger);
+  SystemError error;
   while (!error) {
     in_.consume(in_.size());
     error = co_await wire_->read(in_);
@@ -314,9 +335,10 @@ void ServerConnection::on_readable(SystemError error) {
   // would be over at once each time.
   if (in_.size() >= kPipelineBytes) return poll_hang_up();
   const std::span<char> room = in_.prepare();
-  const size_t count = wire_->socket().read_some(asio::buffer(room.data(), room.size()), error);
+  size_t count = 0;
+  error = wire_->read_now(room, count);
   in_.commit(count);
-  if (error && error != asio::error::would_block && error != asio::error::interrupted) return peer_gone();
+  if (error && error != asio::error::would_block) return peer_gone();
   watch();
 }
 
@@ -343,6 +365,7 @@ void ServerConnection::begin_response(const RequestHead& head) {
   body_allowed_ = !head_request_;
   keep_open_ = keep_alive(head);
   started_ = finished_ = false;
+  bytes_written_ = 0;
 }
 
 // With `body_bytes` a whole response, without a streamed one.
@@ -384,7 +407,9 @@ void ServerConnection::write_failed() {
 // True once there is no more to do, as all is written or the connection failed.
 bool ServerConnection::put_now(std::span<asio::const_buffer>& buffers) {
   if (!usable()) return true;
-  const SystemError error = write_now(wire_->socket(), buffers);
+  const size_t before = bytes_in(buffers);
+  const SystemError error = wire_->write_now(buffers);
+  bytes_written_ += before - bytes_in(buffers);
   if (error == asio::error::would_block) return false;
   if (error) write_failed();
   return true;
@@ -392,8 +417,10 @@ bool ServerConnection::put_now(std::span<asio::const_buffer>& buffers) {
 
 Task<bool> ServerConnection::put(std::span<asio::const_buffer> buffers) {
   if (!put_now(buffers)) {
+    const size_t left = bytes_in(buffers);
     const SystemError error = co_await wire_->write(buffers, context_->options.write_timeout_ms);
     if (error) write_failed();
+    else bytes_written_ += left;
   }
   co_return usable();
 }

@@ -48,6 +48,7 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   Task<bool> finish_framed() override;
   void abort() override;
   bool started() const override { return started_; }
+  uint64_t bytes_written() const override { return bytes_written_; }
   bool chunked() const override { return minor_version_ >= 1; }
 
  private:
@@ -59,6 +60,7 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
     std::string message;
   };
 
+  Task<bool> secure();    // the TLS handshake; false: it failed
   Task<bool> exchange();  // one request and its response; false: the connection is done
   Task<Got> read_head(RequestHead& head);
   Got take_head(size_t bytes, RequestHead& head);
@@ -107,6 +109,7 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   bool head_request_ = false;
   bool body_allowed_ = true;
   bool keep_open_ = false;
+  uint64_t bytes_written_ = 0;
   bool started_ = false;
   bool finished_ = false;
   bool failed_ = false;

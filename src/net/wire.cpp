@@ -3,7 +3,15 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
+#include "net/tls.h"
+
 namespace kindred::net {
+
+Wire::Wire(asio::ip::tcp::socket socket) : socket_(std::move(socket)), timer_(socket_.get_executor()) {}
+
+Wire::~Wire() = default;
 
 void Wire::set_options() {
   SystemError ignored;  // a peer that is gone already shows at the first read
@@ -50,8 +58,15 @@ void Wire::cancel() {
 void Wire::close() {
   deadline_ = armed_for_ = TimePoint::max();
   timer_.cancel();
+  if (tls_ && socket_.is_open()) tls_->close_notify();
   SystemError ignored;
   socket_.close(ignored);
+}
+
+void Wire::shut_down_write() {
+  if (tls_ && socket_.is_open()) tls_->close_notify();
+  SystemError ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
 }
 
 void Wire::reset() {
@@ -62,6 +77,7 @@ void Wire::reset() {
 
 bool Wire::peer_closed() {
   if (!is_open()) return true;
+  if (tls_) return tls_->readable_now();
   char byte = 0;
   const ssize_t got = ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
@@ -78,6 +94,12 @@ Task<SystemError> Wire::read(ReadBuffer& into) {
   SystemError fault = unusable();
   if (fault) co_return fault;
   const std::span<char> room = into.prepare();
+  if (tls_) {
+    size_t got = 0;
+    fault = co_await read_tls(room, got);
+    into.commit(got);
+    co_return fault;
+  }
   auto [error, count] = co_await socket_.async_read_some(asio::buffer(room.data(), room.size()), kNoThrow);
   into.commit(count);
   if (!error) co_return error;
@@ -89,6 +111,7 @@ Task<SystemError> Wire::read(std::span<char> into, size_t& count) {
   count = 0;
   SystemError fault = unusable();
   if (fault) co_return fault;
+  if (tls_) co_return co_await read_tls(into, count);
   auto [error, read] = co_await socket_.async_read_some(asio::buffer(into.data(), into.size()), kNoThrow);
   count = read;
   if (!error) co_return error;
@@ -96,28 +119,69 @@ Task<SystemError> Wire::read(std::span<char> into, size_t& count) {
   co_return fault ? fault : error;
 }
 
+Task<SystemError> Wire::until_tls_can_go_on() {
+  const auto direction = tls_->wants_write() ? asio::ip::tcp::socket::wait_write : asio::ip::tcp::socket::wait_read;
+  auto [error] = co_await socket_.async_wait(direction, kNoThrow);
+  const SystemError fault = unusable();
+  co_return fault ? fault : error;
+}
+
+Task<SystemError> Wire::read_tls(std::span<char> into, size_t& count) {
+  for (;;) {
+    SystemError error = tls_->read(into, count);
+    if (error != asio::error::would_block) co_return error;
+    error = co_await until_tls_can_go_on();
+    if (error) co_return error;
+  }
+}
+
+Task<SystemError> Wire::handshake(std::unique_ptr<TlsStream> tls) {
+  SystemError error = unusable();
+  if (error) co_return error;
+  if (!tls) co_return asio::error::no_memory;
+  tls_ = std::move(tls);
+  for (;;) {
+    error = tls_->handshake();
+    if (error != asio::error::would_block) co_return error;
+    error = co_await until_tls_can_go_on();
+    if (error) co_return error;
+  }
+}
+
+std::string Wire::tls_failure() const { return tls_ ? tls_->failure() : std::string(); }
+
 Task<SystemError> Wire::write(std::span<asio::const_buffer> buffers,
                               std::optional<std::chrono::milliseconds> progress_timeout) {
   for (;;) {
     SystemError fault = unusable();
     if (fault) co_return fault;
-    const SystemError written = write_now(socket_, buffers);
+    const SystemError written = write_now(buffers);
     if (written != asio::error::would_block) co_return written;
     if (progress_timeout) expire_after(*progress_timeout);
-    auto [error] = co_await socket_.async_wait(asio::ip::tcp::socket::wait_write, kNoThrow);
+    const bool to_write = !tls_ || tls_->wants_write();
+    auto [error] = co_await socket_.async_wait(
+        to_write ? asio::ip::tcp::socket::wait_write : asio::ip::tcp::socket::wait_read, kNoThrow);
     fault = error ? unusable() : error;
     if (progress_timeout) clear_deadline();
     if (error) co_return fault ? fault : error;
   }
 }
 
-SystemError write_now(asio::ip::tcp::socket& socket, std::span<asio::const_buffer>& buffers) {
+SystemError Wire::read_now(std::span<char> into, size_t& count) {
+  if (tls_) return tls_->read(into, count);
+  SystemError error;
+  count = socket_.read_some(asio::buffer(into.data(), into.size()), error);
+  return error == asio::error::interrupted ? asio::error::would_block : error;
+}
+
+SystemError Wire::write_now(std::span<asio::const_buffer>& buffers) {
+  if (tls_) return tls_->write(buffers);
   for (;;) {
     while (!buffers.empty() && buffers.front().size() == 0) buffers = buffers.subspan(1);
     if (buffers.empty()) return {};
     SystemError error;
     // Asio passes MSG_NOSIGNAL, so a peer that is gone is an error and no SIGPIPE.
-    size_t count = socket.write_some(buffers, error);
+    size_t count = socket_.write_some(buffers, error);
     if (error == asio::error::interrupted) continue;
     if (error) return error;
     while (count > 0) {

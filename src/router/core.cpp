@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "router/gate.h"
 #include "router/lease.h"
+#include "router/edge.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -67,6 +68,9 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   auto retry_on = RetryStatuses::parse(core->options.retry_on);
   if (!retry_on) return std::move(retry_on).error();
   core->retry_on = *retry_on;
+  auto edge = Edge::make(core->options.edge, clock);
+  if (!edge) return std::move(edge).error();
+  core->edge = *std::move(edge);
   auto prefill = policy::make_prefill_policy(core->options.prefill_policy);
   if (!prefill) return std::move(prefill).error();
   core->prefill_policy = *std::move(prefill);

@@ -30,6 +30,7 @@ namespace kindred::router {
 
 class Gate;
 class LeaseKeeper;
+class Edge;
 class Refitter;
 
 class Core {
@@ -93,6 +94,7 @@ class Core {
   std::shared_ptr<Gate> gate;  // places for requests
   RetryStatuses retry_on;      // answers of a worker after which another one is asked
   RouterMetrics metrics;
+  std::shared_ptr<Edge> edge;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
   bool draining = false;

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "router/edge.h"
 #include "router/errors.h"
-#include "router/exchange.h"
 #include "router/headers.h"
 
 namespace kindred::router {
@@ -61,25 +61,29 @@ Result<Claim> read_claim(const net::RequestHead& head, std::string key) {
   return claim;
 }
 
+Admitted::Admitted(CorePtr its_core, net::Request& request, net::ResponseWriter& writer)
+    : core(std::move(its_core)),
+      exchange(request, writer, request_id_of(*core, request.head), core->clock.now()),
+      visit(*core, exchange) {
+  exchange.trace.emplace(request.head.headers, core->edge->trace_ids, core->edge->export_share());
+}
+
 net::Task<std::shared_ptr<void>> admit(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
-  const auto admitted = std::make_shared<Admitted>();
-  admitted->request_id = request_id_of(*core, request.head);
-  admitted->arrived = core->clock.now();
-  Result<Claim> claim = read_claim(request.head, /*key=*/{});
-  std::optional<ApiError> refusal;
-  if (claim) {
+  const auto admitted = std::make_shared<Admitted>(core, request, writer);
+  Exchange& exchange = admitted->exchange;
+  std::optional<ApiError> refused = admitted->visit.admit_caller();
+  Result<Claim> claim = read_claim(request.head, exchange.key_name);
+  if (!refused && !claim) refused = api_error(claim.error());
+  if (!refused) {
     admitted->lane = claim->lane;
     auto permit = co_await core->gate->enter(core->executor, *std::move(claim), request.cancel);
     if (permit) {
       admitted->permit = *std::move(permit);
       co_return admitted;
     }
-    refusal = turned_away(permit.error());
-  } else {
-    refusal = api_error(claim.error());
+    refused = turned_away(permit.error());
   }
-  Exchange exchange(request, writer, admitted->request_id, admitted->arrived);
-  co_await exchange.fail(*std::move(refusal));
+  co_await exchange.fail(*std::move(refused));
   core->metrics.request_done(exchange.outcome, exchange.status);
   co_return nullptr;
 }

@@ -74,6 +74,28 @@ TEST_F(DoorTest, WaitsInOrderOfPriorityAndIsServedAfterIt) {
   EXPECT_TRUE(has_metric("kindred_router_queue_seconds_count 3"));
 }
 
+TEST_F(DoorTest, KeysTakeTurns) {
+  options_.edge.api_keys = "many:key-of-the-many\nfew:key-of-the-few\n";
+  one_place(16);
+  const auto ask = [this](const std::string& key, const std::string& id) {
+    return open("POST", "/v1/chat/completions", chat_body(true),
+                fmt::format("x-api-key: key-of-the-{}\r\nX-Request-Id: {}\r\n", key, id));
+  };
+  std::vector<ConnectionPtr> clients;
+  clients.push_back(ask("many", "first"));
+  clients.front()->read_until("\"one\"");
+  for (const char* id : {"m0", "m1", "m2", "f0"}) {
+    clients.push_back(ask(id[0] == 'm' ? "many" : "few", id));
+    ASSERT_TRUE(eventually([&] { return waiting() == clients.size() - 1; }));
+  }
+  EXPECT_EQ(call("POST", "/v1/chat/completions", chat_body(true)).status, 401);  // before it waits
+  gate_.open();
+  for (auto& client : clients) client->read_to_end();
+  std::string order;
+  for (const SeenLeg& leg : fakes_[0]->legs()) order += leg.request_id + " ";
+  EXPECT_EQ(order, "first m0 f0 m1 m2 ");
+}
+
 TEST_F(DoorTest, ExpectContinueIsAnsweredOnceThereIsAPlace) {
   one_place(8);
   auto first = holder();

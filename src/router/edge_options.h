@@ -8,6 +8,7 @@
 
 #include "net/http_client.h"
 #include "net/http_server.h"
+#include "router/access_log.h"
 
 namespace kindred::router {
 
@@ -19,6 +20,13 @@ struct EdgeOptions {
   // public listener.
   std::string admin_host = "127.0.0.1";
   std::optional<uint16_t> admin_port;
+  std::string admin_key;  // that operators must present; empty: none
+
+  // Who may call (router/keys.h): a file, a text of the same form, or both. Neither: everybody.
+  std::string api_keys_file, api_keys;
+
+  AccessLogFormat access_log = AccessLogFormat::kNone;
+  std::string access_log_file;  // empty: standard error
 };
 
 }  // namespace kindred::router

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "base/bytes.h"
 #include "base/json.h"
 
@@ -59,6 +62,12 @@ ApiError no_worker(std::string message) {
 }
 
 ApiError bad_worker_reply(std::string message) { return api_error({ErrorCode::kCorrupt, std::move(message)}); }
+
+std::string_view loggable_code(std::string_view code) {
+  constexpr std::array<std::string_view, 6> kCodes = {"handoff_invalid", "fingerprint_mismatch", "peer_not_configured",
+                                                      "kv_pull_failed",  "queue_full",           "wrong_role"};
+  return std::find(kCodes.begin(), kCodes.end(), code) == kCodes.end() ? "a code of its own" : code;
+}
 
 std::string error_json(const ApiError& error) {
   return fmt::format(R"({{"error":{{"message":{},"type":{},"param":{},"code":{}}}}})", json_string(error.message),

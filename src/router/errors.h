@@ -38,5 +38,8 @@ struct UpstreamError {
   std::string code, message;
 };
 UpstreamError parse_upstream_error(std::string_view body);
+// `code` if it is one of the dialect's (docs/kindred-dialect.md), for a log; of others nobody knows what a worker
+// puts there.
+std::string_view loggable_code(std::string_view code);
 
 }  // namespace kindred::router

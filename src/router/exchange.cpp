@@ -21,6 +21,7 @@ Outcome outcome_of(int status) {
 
 net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::string_view body) {
   status = with_status;
+  for (const net::Header& header : answer_headers) headers.set(header.name, header.value);
   const bool taken = co_await writer.send(with_status, std::move(headers), body);
   outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
 }
@@ -61,12 +62,16 @@ net::Task<void> Exchange::fail(LegFailure failure) {
 }
 
 StreamMeter& Exchange::measure(Core& core) {
-  if (!meter) meter.emplace(core.clock, arrived, core.metrics, std::max<uint64_t>(1, scan.n));
+  if (!meter) {
+    meter.emplace(core.clock, arrived, core.metrics, std::max<uint64_t>(1, scan.n));
+    if (notes.watched) meter->note_in(&notes);
+  }
   return *meter;
 }
 
 net::Task<bool> Exchange::start_stream(net::Headers headers) {
   status = 200;
+  for (const net::Header& header : answer_headers) headers.set(header.name, header.value);
   co_return co_await writer.start(200, std::move(headers));
 }
 
@@ -122,6 +127,14 @@ net::RequestHead worker_head(const Exchange& exchange) {
   head.headers = to_worker(exchange.request.head.headers, exchange.id);
   // The router reads replies, joins those of two workers, and may have to add an error to a stream.
   head.headers.erase("Accept-Encoding");
+  if (exchange.strip_credentials) {
+    head.headers.erase("Authorization");
+    head.headers.erase("x-api-key");
+  }
+  if (exchange.trace) {
+    if (exchange.trace->begun_here()) head.headers.erase("tracestate");  // of a trace that cannot be continued
+    head.headers.set("traceparent", exchange.trace->traceparent());
+  }
   return head;
 }
 

@@ -14,8 +14,10 @@
 #include "router/core.h"
 #include "router/errors.h"
 #include "router/relay.h"
+#include "router/request_notes.h"
 #include "router/request_scan.h"
 #include "router/router_metrics.h"
+#include "router/trace.h"
 
 namespace kindred::router {
 
@@ -56,6 +58,11 @@ class Exchange {
   const std::string id;
   const MonotonicTime arrived;
   RequestScan scan;
+  std::string key_name;            // of the API key that the client presented; empty: none is asked for
+  bool strip_credentials = false;  // the client's are not for workers
+  net::Headers answer_headers;     // that go with every answer, whoever made it
+  std::optional<RequestTrace> trace;
+  RequestNotes notes;
   std::string label;  // of its domain, as the client names it; empty: none
   std::string model;  // what is routed by; empty if the client named none and there is only one
 

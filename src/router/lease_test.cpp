@@ -28,6 +28,29 @@ TEST_F(PdFlowTest, LeasesAreRenewedWhileDecodeKeepsThemWaiting) {
   EXPECT_EQ(p.renewed().size(), renewals);  // none after the release
 }
 
+// Whichever leg hangs is cancelled, the KV is given back, and the client is told before long.
+TEST_F(PdFlowTest, ALegThatHangsIsCancelledAndItsKvReleased) {
+  options_.prefill_deadline_ms = 100ms;
+  options_.first_deadline_ms = 100ms;
+  options_.decode_deadline_ms = 100ms;
+  FakeWorker& p = prefill();
+  FakeWorker& d = decode();
+  start();
+  d.play(hang);
+  for (const bool stream : {true, false}) {
+    const size_t before = p.released().size();
+    const Answer answer = chat(stream);
+    EXPECT_NE(answer.body.find("\"code\":\"worker_timeout\""), std::string::npos) << answer.body;
+    EXPECT_EQ(answer.body.find("[DONE]"), std::string::npos);
+    EXPECT_EQ(answer.status, stream ? 200 : 504);
+    EXPECT_TRUE(eventually([&] { return d.cancelled() == before + 1 && p.released().size() == before + 1; }, 1s));
+  }
+  p.play(hang);
+  EXPECT_EQ(chat(true).status, 504);
+  EXPECT_TRUE(eventually([&] { return p.cancelled() == 1 && in_flight() == 0; }, 1s));
+  EXPECT_EQ(d.leg_count(), 2U);
+}
+
 TEST_F(PdFlowTest, APrefillWorkerThatDiesWhileDecodeWaitsIsNoReasonToStop) {
   FakeWorker& p = prefill();
   FakeWorker& d = decode();

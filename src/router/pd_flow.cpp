@@ -112,6 +112,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const auto decision = core_->prefill_policy->choose({.workers = snapshot.views}, {.key = exchange_.scan.prompt});
   if (!decision) return std::nullopt;
   prefill_reason_ = decision->reason;
+  exchange_.notes.prefill_worker = core_->endpoint(snapshot.ids[decision->worker]).url();
   core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
   return snapshot.ids[decision->worker];
 }
@@ -150,6 +151,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
   core_->worker_completed(worker);
   reply_.emplace(*std::move(reply));
   prefill_worker_ = worker;
+  exchange_.notes.usage.prompt_tokens = reply_->prompt_tokens;
   counts_read_ = false;
   counts_.reset();
   handoff_.clear();
@@ -267,6 +269,9 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
     out.band_size = decision.candidates.size();
     core_->metrics.band_size.observe(static_cast<double>(decision.candidates.size()));
   }
+  exchange_.notes.decode_worker = core_->endpoint(out.decode_worker).url();
+  exchange_.notes.policy = out.policy;
+  exchange_.notes.reason = out.reason;
   core_->decisions.add(std::move(out));
 }
 
@@ -299,7 +304,7 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
   const int status = response.head().status;
   const std::string& code = failure_.error.code;
   if (const auto wait = retry_after(response.head()); wait.count() > 0) core_->room.report_full(worker, wait);
-  core_->log.warn("{} refused a handoff: status {}, {}", core_->endpoint(worker).url(), status, code);
+  core_->log.warn("{} refused a handoff: status {}, {}", core_->endpoint(worker).url(), status, loggable_code(code));
   if (code == "kv_pull_failed" && may_restart) co_return Step::kRestart;
   if (code == "handoff_invalid") {
     // The router's fault, not the client's, whose request the prefill worker took.
@@ -350,6 +355,7 @@ net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet
   if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
   core_->worker_completed(worker);
   lease_->release();
+  if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
   co_await exchange_.relay(200, to_client(response.head().headers, exchange_.id), *std::move(body));
   co_return Step::kDone;
 }

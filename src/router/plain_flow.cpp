@@ -54,6 +54,9 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
   out.decision_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(out.decision_s);
   core_->metrics.fell_back(decision->fallback);
+  exchange_.notes.decode_worker = core_->endpoint(out.decode_worker).url();
+  exchange_.notes.policy = out.policy;
+  exchange_.notes.reason = out.reason;
   core_->decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }
@@ -108,6 +111,7 @@ net::Task<bool> PlainFlow::relay_whole(net::ClientResponse& response, fleet::Wor
   Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const net::ResponseHead& got = response.head();
+  if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
   if (got.status < 500) core_->worker_completed(worker);
   co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
   co_return true;

@@ -28,13 +28,19 @@ void StreamMeter::feed(const Piece& piece) {
       const size_t used = chunks_.next(wire, payload);
       if (used == 0) break;
       watch_.feed(payload);
+      if (notes_ != nullptr) notes_->tail.feed(payload);
       wire.remove_prefix(used);
     }
   } else {
     watch_.feed(piece.bytes);
+    if (notes_ != nullptr) notes_->tail.feed(piece.bytes);
   }
   if (watch_.events() == events) return;
   const MonotonicTime now = clock_.now();
+  if (notes_ != nullptr) {
+    notes_->events = watch_.events();
+    if (!notes_->first_event) notes_->first_event = now;
+  }
   if (events == 0) metrics_.ttft_s.observe(seconds_between(arrived_, now));
   if (watch_.tokens() == tokens) return;
   last_token_ = now;

@@ -13,6 +13,7 @@
 #include "net/http_client.h"
 #include "net/http_server.h"
 #include "net/task.h"
+#include "router/request_notes.h"
 #include "router/router_metrics.h"
 #include "router/stream_watch.h"
 
@@ -59,7 +60,8 @@ class StreamMeter {
       : clock_(clock), arrived_(arrived), metrics_(metrics), choices_(choices) {}
 
   void feed(const Piece& piece);
-  void done();  // the stream ended whole
+  void note_in(RequestNotes* notes) { notes_ = notes; }  // null: nowhere
+  void done();                                           // the stream ended whole
   const StreamWatch& watch() const { return watch_; }
   // Nothing where an event of ours would make what came before it look whole, or break the framing: then
   // the client sees the cut only.
@@ -71,6 +73,7 @@ class StreamMeter {
   RouterMetrics& metrics_;
   uint64_t choices_;
   StreamWatch watch_;
+  RequestNotes* notes_ = nullptr;
   net::ChunkTracker chunks_;
   MonotonicTime first_token_, last_token_;
   uint64_t first_tokens_ = 0;  // that came in one piece with the first

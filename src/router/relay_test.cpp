@@ -85,7 +85,7 @@ std::string sample_body() { return token("a data: [DONE]\\n\\n b") + token("c") 
 TEST_F(RawUpstreamTest, RelaySplitsEverywherePassAtOnceAndUnchanged) {
   const std::string wire = sample_wire();
   std::atomic<size_t> split{0};
-  serve([&](RawConnection& connection) {
+  serve([this, wire, &split](RawConnection& connection) {
     connection.send(kStreamHead + wire.substr(0, split));
     wait_for(static_cast<int>(split));
     connection.send(wire.substr(split));
@@ -106,7 +106,7 @@ TEST_F(RawUpstreamTest, RelaySplitsEverywherePassAtOnceAndUnchanged) {
 
 TEST_F(RawUpstreamTest, RelayPassesByteByByte) {
   const std::string wire = sample_wire();
-  serve([&](RawConnection& connection) {
+  serve([this, wire](RawConnection& connection) {
     connection.send(kStreamHead);
     for (size_t at = 0; at < wire.size(); ++at) {
       connection.send(wire.substr(at, 1));

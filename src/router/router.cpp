@@ -15,6 +15,7 @@
 #include "router/plain_flow.h"
 #include "router/prober.h"
 #include "router/refitter.h"
+#include "router/visit.h"
 #include "router/workers.h"
 
 namespace kindred::router {
@@ -29,6 +30,9 @@ constexpr std::array<std::string_view, 7> kPlainPaths = {
 
 // What operators ask; answered on the admin listener where there is one.
 constexpr std::array<std::string_view, 3> kAdminPaths = {"/metrics", "/status", "/workers"};
+
+// Asked by probes, which have no key.
+constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
 
 constexpr std::chrono::milliseconds kAdminGrace{100};
 
@@ -119,7 +123,8 @@ enum class Side { kPublic, kAdmin, kBoth };
 
 // Shows or changes the router itself.
 net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
-  bool answered = co_await answer_admin(*core, exchange);
+  bool answered = co_await answer_open(*core, exchange);
+  if (!answered) answered = co_await answer_admin(*core, exchange);
   if (!answered) answered = co_await answer_workers(core, exchange);
   if (answered) co_return;
   ApiError error = no_such_path(exchange);
@@ -151,21 +156,41 @@ net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, net::Request& request
   co_return co_await admit(core, request, writer);
 }
 
+net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
+  Exchange& exchange = admitted.exchange;
+  exchange.notes.body_bytes = exchange.request.body.size();
+  std::optional<ApiError> refused = admitted.visit.charge();
+  if (refused) co_await exchange.fail(*std::move(refused));
+  else if (admitted.lane == Lane::kBatch) co_await serve_preemptibly(core, exchange, *admitted.permit);
+  else co_await serve(core, exchange);
+  core->metrics.request_done(exchange.outcome, exchange.status);
+}
+
 net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::ResponseWriter& writer) {
-  const auto* admitted = static_cast<const Admitted*>(request.permit.get());
-  Exchange exchange(request, writer, admitted != nullptr ? admitted->request_id : request_id_of(*core, request.head),
-                    admitted != nullptr ? admitted->arrived : core->clock.now());
-  const bool answered = co_await answer_open(*core, exchange);
-  if (answered) co_return;
-  if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
-    co_await serve_admin(core, exchange);
+  if (request.permit) {
+    co_await handle_admitted(core, *static_cast<Admitted*>(request.permit.get()));
     co_return;
   }
-  if (admitted != nullptr && admitted->lane == Lane::kBatch) {
-    co_await serve_preemptibly(core, exchange, *admitted->permit);
-  } else {
-    co_await serve(core, exchange);
+  Exchange exchange(request, writer, request_id_of(*core, request.head), core->clock.now());
+  exchange.notes.body_bytes = request.body.size();
+  exchange.trace.emplace(request.head.headers, core->edge->trace_ids, core->edge->export_share());
+  Visit visit(*core, exchange);
+  std::optional<ApiError> refused;
+  if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
+    if (!contains(kOpenPaths, request.head.path())) refused = visit.admit_operator(side == Side::kAdmin);
+    if (refused) co_await exchange.fail(*std::move(refused));
+    else co_await serve_admin(core, exchange);
+    co_return;
   }
+  if (!contains(kOpenPaths, request.head.path())) refused = visit.admit_caller();
+  if (refused) {
+    co_await exchange.fail(*std::move(refused));
+    core->metrics.request_done(exchange.outcome, exchange.status);
+    co_return;
+  }
+  const bool answered = co_await answer_open(*core, exchange);
+  if (answered) co_return;
+  co_await serve(core, exchange);  // which says what is wrong with its path or method
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
 

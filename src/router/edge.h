@@ -1,0 +1,51 @@
+// What the requests of all listeners share before and behind their flow: API keys and their limits, secrets,
+// the access log, ids of traces.
+//
+// Thread-safe; one per router.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "router/access_log.h"
+#include "router/edge_options.h"
+#include "router/keys.h"
+#include "router/rate_limit.h"
+#include "router/trace.h"
+
+namespace kindred::router {
+
+class Edge {
+ public:
+  // Error: kInvalid or that of a file, naming the option. `clock` is borrowed.
+  static Result<std::shared_ptr<Edge>> make(const EdgeOptions& options, const Clock& clock);
+
+  // Reads the API keys again and opens the access log anew. What cannot be read stays as it was; the first
+  // error is returned.
+  Status reload();
+
+  bool takes_keys() const { return keys_ != nullptr; }
+  std::shared_ptr<const KeyRing> keys() const { return keys_->current(); }  // only if takes_keys()
+  const std::string& admin_key() const { return options_.admin_key; }       // empty: none
+  // A client's credentials are the router's business and not the worker's.
+  bool strips_credentials() const { return takes_keys() || !options_.upstream.authorization.empty(); }
+  // Whether anybody wants to know about tokens and workers of a request.
+  bool watches() const { return access_log_ != nullptr || takes_keys() || export_share().has_value(); }
+  std::optional<double> export_share() const { return std::nullopt; }
+
+  RateLimiter limiter;
+  TraceIds trace_ids;
+  AccessLog* access_log() { return access_log_.get(); }  // null: none
+
+ private:
+  Edge(const EdgeOptions& options, const Clock& clock);
+
+  const EdgeOptions options_;
+  std::shared_ptr<KeyStore> keys_;
+  std::unique_ptr<AccessLog> access_log_;
+};
+
+}  // namespace kindred::router
