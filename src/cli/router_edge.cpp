@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "net/tls.h"
 #include "router/keys.h"
 
 namespace kindred::cli {
@@ -11,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int64_t kDayMs = 86'400'000;
+constexpr int64_t kLongestMs = 86'400'000;
 constexpr int64_t kMillion = 1'000'000;
 
 }  // namespace
@@ -29,21 +30,28 @@ void EdgeArguments::add_to(ConfigSchema& schema) {
               "file with the key that workers get; or KINDRED_UPSTREAM_API_KEY");
   schema.choice("access_log", &access_log, {"none", "text", "json"}, "a line for each request, never its content");
   schema.text("access_log_file", &access_log_file, "where it goes; empty: standard error");
+  schema.text("tls_cert", &tls_cert, "PEM file with the certificate and its chain; a new one is taken as it comes");
+  schema.text("tls_key", &tls_key, "PEM file with its key");
+  schema.text("tls_client_ca", &tls_client_ca, "PEM file; clients must present a certificate of one of these");
+  schema.text("upstream_ca", &upstream_ca,
+              "PEM file that workers with https URLs are verified by; empty: the system's");
+  schema.text("otlp_endpoint", &otlp_endpoint, "URL of an OpenTelemetry collector, as http://host:4318");
+  schema.real("trace_sample", &trace_sample, 0, 1, "share of the traces begun here that are recorded");
   schema.integer("connections", &connections, 1, kMillion, "client connections at once; more: 503 and close");
   schema.integer("head_bytes", &head_bytes, 1024, 16 << 20, "longest request or response head");
   schema.integer("headers", &headers, 8, 10'000, "headers in one head");
-  schema.integer("head_timeout_ms", &head_timeout_ms, 1, kDayMs, "for a client to send a head it has begun");
-  schema.integer("body_timeout_ms", &body_timeout_ms, 1, kDayMs, "for a client to send a whole body");
-  schema.integer("idle_timeout_ms", &idle_timeout_ms, 1, kDayMs, "a client connection may wait between requests");
-  schema.integer("write_timeout_ms", &write_timeout_ms, 1, kDayMs, "a client may take nothing of its answer");
+  schema.integer("head_timeout_ms", &head_timeout_ms, 1, kLongestMs, "for a client to send a head it has begun");
+  schema.integer("body_timeout_ms", &body_timeout_ms, 1, kLongestMs, "for a client to send a whole body");
+  schema.integer("idle_timeout_ms", &idle_timeout_ms, 1, kLongestMs, "a client connection may wait between requests");
+  schema.integer("write_timeout_ms", &write_timeout_ms, 1, kLongestMs, "a client may take nothing of its answer");
   schema.integer("upstream_connections", &upstream_connections, 1, kMillion,
                  "connections to one worker at once, idle ones included");
   schema.integer("upstream_idle_connections", &upstream_idle_connections, 0, kMillion,
                  "idle connections kept to one worker");
-  schema.integer("upstream_idle_ms", &upstream_idle_ms, 1, kDayMs, "an idle connection to a worker is kept");
-  schema.integer("upstream_wait_ms", &upstream_wait_ms, 0, kDayMs,
+  schema.integer("upstream_idle_ms", &upstream_idle_ms, 1, kLongestMs, "an idle connection to a worker is kept");
+  schema.integer("upstream_wait_ms", &upstream_wait_ms, 0, kLongestMs,
                  "a request may wait for a connection to a worker; then it goes elsewhere");
-  schema.integer("upstream_connect_ms", &upstream_connect_ms, 1, kDayMs, "for a worker to accept a connection");
+  schema.integer("upstream_connect_ms", &upstream_connect_ms, 1, kLongestMs, "for a worker to accept a connection");
 }
 
 Status EdgeArguments::apply(router::RouterOptions& out) const {
@@ -73,6 +81,14 @@ Status EdgeArguments::apply(router::RouterOptions& out) const {
                         : access_log == "text" ? router::AccessLogFormat::kText
                                                : router::AccessLogFormat::kNone;
   out.edge.access_log_file = access_log_file;
+  out.edge.tls_cert = tls_cert;
+  out.edge.tls_key = tls_key;
+  out.edge.tls_client_ca = tls_client_ca;
+  out.edge.otlp_endpoint = otlp_endpoint;
+  out.edge.trace_sample = trace_sample;
+  auto tls = net::TlsClient::make(upstream_ca);
+  if (!tls) return std::move(tls).error();
+  upstream.tls = *std::move(tls);
   return apply_secrets(out.edge);
 }
 

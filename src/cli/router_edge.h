@@ -19,6 +19,9 @@ struct EdgeArguments {
   int64_t admin_port = -1;
   std::string admin_key_file, api_keys_file, upstream_api_key_file;
   std::string access_log = "none", access_log_file;
+  std::string tls_cert, tls_key, tls_client_ca, upstream_ca;
+  std::string otlp_endpoint;
+  double trace_sample = 1;
 
   // The arguments must outlive the schema.
   void add_to(ConfigSchema& schema);

@@ -31,6 +31,13 @@ GateOptions gate_options(const RouterOptions& options) {
   return out;
 }
 
+net::ClientOptions export_options(const RouterOptions& options) {
+  net::ClientOptions out;
+  out.tls = options.edge.upstream.tls;
+  out.connections_per_endpoint = 2;
+  return out;
+}
+
 net::ClientOptions probe_options(const RouterOptions& options) {
   net::ClientOptions out = options.edge.upstream;
   out.idle_per_endpoint = 1;
@@ -57,6 +64,7 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
       fleet(time, fleet_options(options)),
       room(time, options.decode_inflight),
       client(executor, options.edge.upstream),
+      export_client(executor, export_options(options)),
       probe_client(executor, probe_options(options)),
       leases(std::make_shared<LeaseKeeper>(executor, time)),
       gate(std::make_shared<Gate>(gate_options(options), metrics)),

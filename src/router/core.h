@@ -83,7 +83,8 @@ class Core {
   fleet::DecodeRoom room;
   std::deque<Worker> workers;  // by WorkerId; what is added moves nothing
   net::HttpClient client;
-  net::HttpClient probe_client;  // of its own, so that checks neither wait for nor break request connections
+  net::HttpClient export_client;  // to the collector of traces
+  net::HttpClient probe_client;   // of its own, so that checks neither wait for nor break request connections
   std::unique_ptr<policy::PrefillPolicy> prefill_policy;
   std::unique_ptr<policy::DecodePolicy> decode_policy;
   std::unique_ptr<policy::DecodePolicy> plain_policy;  // like decode_policy, of those that need no experts

@@ -64,9 +64,7 @@ Result<Claim> read_claim(const net::RequestHead& head, std::string key) {
 Admitted::Admitted(CorePtr its_core, net::Request& request, net::ResponseWriter& writer)
     : core(std::move(its_core)),
       exchange(request, writer, request_id_of(*core, request.head), core->clock.now()),
-      visit(*core, exchange) {
-  exchange.trace.emplace(request.head.headers, core->edge->trace_ids, core->edge->export_share());
-}
+      visit(*core, exchange) {}
 
 net::Task<std::shared_ptr<void>> admit(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
   const auto admitted = std::make_shared<Admitted>(core, request, writer);

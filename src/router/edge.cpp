@@ -5,7 +5,7 @@
 namespace kindred::router {
 namespace {
 
-uint64_t random_seed() {
+uint64_t trace_seed() {
   std::random_device device;
   return (static_cast<uint64_t>(device()) << 32) ^ device();
 }
@@ -13,7 +13,7 @@ uint64_t random_seed() {
 }  // namespace
 
 Edge::Edge(const EdgeOptions& options, const Clock& clock)
-    : limiter(clock), trace_ids(random_seed()), options_(options) {}
+    : limiter(clock), trace_ids(trace_seed()), options_(options) {}
 
 Result<std::shared_ptr<Edge>> Edge::make(const EdgeOptions& options, const Clock& clock) {
   std::shared_ptr<Edge> edge(new Edge(options, clock));  // the constructor is private
@@ -27,6 +27,22 @@ Result<std::shared_ptr<Edge>> Edge::make(const EdgeOptions& options, const Clock
     if (!log) return std::move(log).error();
     edge->access_log_ = *std::move(log);
   }
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    return invalid("tls_cert and tls_key are given together, or neither", "tls_key");
+  }
+  if (!options.tls_client_ca.empty() && options.tls_cert.empty()) {
+    return invalid("tls_client_ca needs tls_cert and tls_key", "tls_client_ca");
+  }
+  if (!options.tls_cert.empty()) {
+    auto tls = net::TlsServer::load({options.tls_cert, options.tls_key, options.tls_client_ca});
+    if (!tls) return std::move(tls).error();
+    edge->tls_ = *std::move(tls);
+  }
+  if (!options.otlp_endpoint.empty()) {
+    auto target = parse_otlp_endpoint(options.otlp_endpoint);
+    if (!target) return std::move(target).error();
+    edge->otlp_ = *std::move(target);
+  }
   return edge;
 }
 
@@ -35,6 +51,10 @@ Status Edge::reload() {
   if (keys_) {
     first = keys_->reload();
     if (first) limiter.keep_only(*keys_->current());
+  }
+  if (tls_) {
+    Status read = tls_->reload();
+    if (first && !read) first = std::move(read);
   }
   if (access_log_) {
     Status reopened = access_log_->reopen();

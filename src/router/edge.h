@@ -10,9 +10,11 @@
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "net/tls.h"
 #include "router/access_log.h"
 #include "router/edge_options.h"
 #include "router/keys.h"
+#include "router/otlp.h"
 #include "router/rate_limit.h"
 #include "router/trace.h"
 
@@ -23,8 +25,8 @@ class Edge {
   // Error: kInvalid or that of a file, naming the option. `clock` is borrowed.
   static Result<std::shared_ptr<Edge>> make(const EdgeOptions& options, const Clock& clock);
 
-  // Reads the API keys again and opens the access log anew. What cannot be read stays as it was; the first
-  // error is returned.
+  // Reads the API keys and the certificate again and opens the access log anew. What cannot be read stays as it was;
+  // the first error is returned.
   Status reload();
 
   bool takes_keys() const { return keys_ != nullptr; }
@@ -34,7 +36,11 @@ class Edge {
   bool strips_credentials() const { return takes_keys() || !options_.upstream.authorization.empty(); }
   // Whether anybody wants to know about tokens and workers of a request.
   bool watches() const { return access_log_ != nullptr || takes_keys() || export_share().has_value(); }
-  std::optional<double> export_share() const { return std::nullopt; }
+  const std::shared_ptr<net::TlsServer>& tls() const { return tls_; }  // of the listeners; null: in clear
+
+  const std::optional<OtlpTarget>& otlp() const { return otlp_; }  // where spans go; nothing: nowhere
+  std::optional<double> export_share() const { return otlp_ ? std::optional(options_.trace_sample) : std::nullopt; }
+  SpanQueue& spans() { return spans_; }
 
   RateLimiter limiter;
   TraceIds trace_ids;
@@ -46,6 +52,9 @@ class Edge {
   const EdgeOptions options_;
   std::shared_ptr<KeyStore> keys_;
   std::unique_ptr<AccessLog> access_log_;
+  std::shared_ptr<net::TlsServer> tls_;
+  std::optional<OtlpTarget> otlp_;
+  SpanQueue spans_;
 };
 
 }  // namespace kindred::router

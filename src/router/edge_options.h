@@ -14,7 +14,10 @@ namespace kindred::router {
 
 struct EdgeOptions {
   net::ServerOptions server;    // of both listeners; its body_bytes is RouterOptions::body_bytes
-  net::ClientOptions upstream;  // of requests to workers
+  net::ClientOptions upstream;  // of requests to workers; its `tls` verifies those whose URL is https
+
+  // PEM files of both listeners; empty: in clear. With a `tls_client_ca` clients must present a certificate.
+  std::string tls_cert, tls_key, tls_client_ca;
 
   // With a port, metrics, status and everything that changes the router are answered there and not on the
   // public listener.
@@ -27,6 +30,9 @@ struct EdgeOptions {
 
   AccessLogFormat access_log = AccessLogFormat::kNone;
   std::string access_log_file;  // empty: standard error
+
+  std::string otlp_endpoint;  // URL of a collector of traces; empty: none
+  double trace_sample = 1;    // share of the traces begun here that are recorded
 };
 
 }  // namespace kindred::router

@@ -19,7 +19,7 @@
 namespace kindred::router {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 using WorkerId = fleet::KvIndex::WorkerId;
 
 constexpr size_t kBurst = 64;  // messages of one worker before the next worker's turn
@@ -46,8 +46,8 @@ struct Subscription {
   net::ZmqSocket events;
   std::optional<net::ZmqSocket> replay;
   fleet::KvSequence sequence;
-  std::optional<std::string> kept;  // payload of the message behind a gap, while it is being filled
-  Clock::time_point quiet_since;    // of the replay
+  std::optional<std::string> kept;      // payload of the message behind a gap, while it is being filled
+  SteadyClock::time_point quiet_since;  // of the replay
 };
 
 }  // namespace
@@ -176,7 +176,7 @@ class KvFeed::Loop {
     const std::string from = bytes_of(step.replay_from);
     const std::array<std::string_view, 2> request = {std::string_view(), from};
     subscription.kept = std::move(payload);
-    subscription.quiet_since = Clock::now();
+    subscription.quiet_since = SteadyClock::now();
     if (subscription.replay->send(request)) ++replays_;
     else finish_replay(worker, subscription);
   }
@@ -185,7 +185,7 @@ class KvFeed::Loop {
     for (size_t i = 0; i < kBurst; ++i) {
       const auto parts = subscription.replay->receive();
       if (!parts) break;
-      subscription.quiet_since = Clock::now();
+      subscription.quiet_since = SteadyClock::now();
       // [empty, number, payload]; some publishers leave out the empty part.
       const size_t size = parts->size();
       const auto number = size == 2 || size == 3 ? number_of((*parts)[size - 2]) : std::nullopt;
@@ -199,7 +199,7 @@ class KvFeed::Loop {
       }
       act(worker, subscription.sequence.replayed(*number), (*parts)[size - 1]);
     }
-    if (Clock::now() - subscription.quiet_since > kReplayWait) finish_replay(worker, subscription);
+    if (SteadyClock::now() - subscription.quiet_since > kReplayWait) finish_replay(worker, subscription);
   }
 
   void finish_replay(WorkerId worker, Subscription& subscription) {

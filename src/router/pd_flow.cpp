@@ -118,6 +118,8 @@ std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
 }
 
 net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
+  ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   net::RequestHead head = worker_head(exchange_);
   head.headers.set("X-Kindred-Leg", "prefill");
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
@@ -226,6 +228,7 @@ const expert::ExpertCounts* PdFlow::counts() {
 }
 
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
+  ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
   fleet::Snapshot snapshot = core_->fleet.snapshot(
       {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
@@ -241,6 +244,8 @@ std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   core_->metrics.decode_decision_s.observe(took_s);
   core_->metrics.fell_back(decision->fallback);
   record(snapshot, *decision, took_s);
+  span.set("kindred.policy", std::string(decision->policy));
+  span.set("kindred.reason", std::string(policy::to_string(decision->reason)));
   return snapshot.ids[decision->worker];
 }
 
@@ -276,6 +281,8 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
 }
 
 net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_restart) {
+  ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   if (handoff_.empty()) handoff_ = reply_->handoff(core_->endpoint(prefill_worker_).url());
   net::RequestHead head = worker_head(exchange_);
   head.headers.set("X-Kindred-Leg", "decode");

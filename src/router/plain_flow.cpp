@@ -36,6 +36,7 @@ net::Task<void> PlainFlow::run() {
 }
 
 std::optional<fleet::WorkerId> PlainFlow::choose() {
+  const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
   const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
   const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan)),
@@ -62,6 +63,8 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
 }
 
 net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
+  ScopedSpan span(exchange_.trace, core_->clock, "worker", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   net::RequestHead head = worker_head(exchange_);
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;

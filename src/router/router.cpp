@@ -11,6 +11,7 @@
 #include "router/headers.h"
 #include "router/health.h"
 #include "router/lease.h"
+#include "router/otlp.h"
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
@@ -35,6 +36,8 @@ constexpr std::array<std::string_view, 3> kAdminPaths = {"/metrics", "/status", 
 constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
 
 constexpr std::chrono::milliseconds kAdminGrace{100};
+constexpr std::chrono::milliseconds kCertificatePoll{1'000};
+constexpr std::chrono::milliseconds kFlush{1'000};
 
 bool contains(std::span<const std::string_view> paths, std::string_view path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
@@ -173,7 +176,6 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
   }
   Exchange exchange(request, writer, request_id_of(*core, request.head), core->clock.now());
   exchange.notes.body_bytes = request.body.size();
-  exchange.trace.emplace(request.head.headers, core->edge->trace_ids, core->edge->export_share());
   Visit visit(*core, exchange);
   std::optional<ApiError> refused;
   if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
@@ -192,6 +194,19 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
   if (answered) co_return;
   co_await serve(core, exchange);  // which says what is wrong with its path or method
   core->metrics.request_done(exchange.outcome, exchange.status);
+}
+
+// Takes a certificate that was replaced on disk.
+net::Task<void> watch_certificate(CorePtr core) {
+  net::asio::steady_timer pause(core->executor);
+  const auto closing = core->closing.token().on_cancel([&pause] { pause.cancel(); });
+  while (!core->closing.cancelled()) {
+    pause.expires_after(kCertificatePoll);
+    co_await pause.async_wait(net::kNoThrow);
+    const Result<bool> taken = core->edge->tls()->reload_if_changed();
+    if (!taken) core->log.warn("the certificate stays as it was: {}", taken.error().message);
+    else if (*taken) core->log.info("a new certificate is in force");
+  }
 }
 
 // Polled, since what is waited for are counters and this happens once.
@@ -222,6 +237,7 @@ Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor
   const auto serve_side = [&](Side side) {
     net::ServerOptions server = edge.server;
     server.body_bytes = (*core)->options.body_bytes;
+    server.tls = (*core)->edge->tls();
     net::Doorkeeper doorkeeper;
     if (side != Side::kAdmin) {
       doorkeeper = [core = *core](net::Request& request, net::ResponseWriter& writer) {
@@ -252,6 +268,8 @@ Result<uint16_t> Router::listen() {
     start_probing(core_);
     start_refitting(core_);
     start_renewing(core_);
+    if (core_->edge->tls()) Core::spawn(core_, watch_certificate(core_), /*standing=*/true);
+    if (core_->edge->otlp()) Core::spawn(core_, export_spans(core_), /*standing=*/true);
   }
   return port;
 }
@@ -264,6 +282,7 @@ net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
   if (admin_server_) co_await admin_server_->drain(kAdminGrace);
   // What is left are the tasks that never end by themselves, and the last releases of leases.
   co_await wait_for_background(core_, /*standing_too=*/false, 1s);
+  if (core_->edge->otlp()) co_await flush_spans(core_, kFlush);
   core_->closing.cancel();
   if (core_->refitter) core_->refitter->stop();
   core_->leases->stop();

@@ -55,6 +55,9 @@ class RouterMetrics {
   Counter& leases_stranded;  // left to their time to live
   Counter& leases_renewed;
 
+  Counter& spans_exported;
+  Counter& spans_dropped;
+
   Counter& refit_fits;     // installed
   Counter& refit_splits;   // newcomers that took half a cohort
   Counter& refit_merges;   // cohorts of workers that are gone

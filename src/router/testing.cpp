@@ -74,15 +74,18 @@ net::Task<void> hang(const SeenLeg&, net::Request& request, net::ResponseWriter&
   while (!request.cancel.cancelled() && std::chrono::steady_clock::now() < until) co_await pause_for(5ms);
 }
 
-FakeWorker::FakeWorker(net::testing::TestLoop& loop, Role role, std::string fingerprint)
-    : loop_(loop), role_(role), fingerprint_(std::move(fingerprint)), counts_(counts_on(0)) {
+FakeWorker::FakeWorker(net::testing::TestLoop& loop, Role role, std::string fingerprint,
+                       std::shared_ptr<net::TlsServer> tls)
+    : loop_(loop), role_(role), fingerprint_(std::move(fingerprint)), tls_(std::move(tls)), counts_(counts_on(0)) {
   revive();
 }
 
 void FakeWorker::revive() {
   loop_.call([this] {
+    net::ServerOptions options;
+    options.tls = tls_;
     server_ = std::make_unique<net::HttpServer>(
-        loop_.executor(), net::ServerOptions{},
+        loop_.executor(), options,
         [this](net::Request& request, net::ResponseWriter& writer) { return handle(request, writer); });
     const Result<uint16_t> port = server_->listen("127.0.0.1", port_);
     EXPECT_TRUE(port.ok());
@@ -307,8 +310,8 @@ std::string cohort_file(const std::vector<uint32_t>& experts, const std::string&
   return path;
 }
 
-FakeWorker& RouterTest::add(Role role, std::string fingerprint) {
-  fakes_.push_back(std::make_unique<FakeWorker>(loop_, role, std::move(fingerprint)));
+FakeWorker& RouterTest::add(Role role, std::string fingerprint, std::shared_ptr<net::TlsServer> tls) {
+  fakes_.push_back(std::make_unique<FakeWorker>(loop_, role, std::move(fingerprint), std::move(tls)));
   FakeWorker& fake = *fakes_.back();
   switch (role) {
     case Role::kPrefill: options_.prefill.push_back(fake.url()); break;

@@ -17,6 +17,7 @@
 #include "fleet/fleet.h"
 #include "net/http_server.h"
 #include "net/testing.h"
+#include "net/tls.h"
 #include "router/router.h"
 
 namespace kindred::router::testing {
@@ -64,10 +65,12 @@ net::Task<void> hang(const SeenLeg& leg, net::Request& request, net::ResponseWri
 class FakeWorker {
  public:
   // A plain OpenAI-compatible server if `fingerprint` is empty.
-  FakeWorker(net::testing::TestLoop& loop, Role role, std::string fingerprint = "f0");
+  // Under TLS if `tls` is given.
+  FakeWorker(net::testing::TestLoop& loop, Role role, std::string fingerprint = "f0",
+             std::shared_ptr<net::TlsServer> tls = nullptr);
   ~FakeWorker() { kill(); }
 
-  std::string url() const { return net::Endpoint{"127.0.0.1", port_}.url(); }
+  std::string url() const { return net::Endpoint{"127.0.0.1", port_, tls_ != nullptr}.url(); }
   void kill();               // closes listener and connections
   void revive();             // on the same port
   void play(Script script);  // for legs from now on; empty: the default
@@ -96,6 +99,7 @@ class FakeWorker {
   net::testing::TestLoop& loop_;
   Role role_;
   std::string fingerprint_;
+  std::shared_ptr<net::TlsServer> tls_;
   std::unique_ptr<net::HttpServer> server_;
   uint16_t port_ = 0;
   std::atomic<int> health_status_{200};
@@ -131,7 +135,7 @@ using ConnectionPtr = std::unique_ptr<net::testing::RawConnection>;
 // A fleet and its router. Workers first, then start().
 class RouterTest : public ::testing::Test {
  protected:
-  FakeWorker& add(Role role, std::string fingerprint = "f0");
+  FakeWorker& add(Role role, std::string fingerprint = "f0", std::shared_ptr<net::TlsServer> tls = nullptr);
   void start(bool wait_until_ready = true);
   void TearDown() override;
 

@@ -88,25 +88,25 @@ class RequestTrace {
 // A span that is as long as the scope.
 class ScopedSpan {
  public:
-  ScopedSpan(RequestTrace& trace, const Clock& clock, std::string_view name, Span::Kind kind)
+  ScopedSpan(std::optional<RequestTrace>& trace, const Clock& clock, std::string_view name, Span::Kind kind)
       : trace_(trace), clock_(clock) {
-    if (trace.recorded()) handle_ = trace.open(name, kind, clock.now());
+    if (trace && trace->recorded()) handle_ = trace->open(name, kind, clock.now());
   }
   ~ScopedSpan() {
-    if (handle_) trace_.close(*handle_, clock_.now());
+    if (handle_) trace_->close(*handle_, clock_.now());
   }
   ScopedSpan(const ScopedSpan&) = delete;
   ScopedSpan& operator=(const ScopedSpan&) = delete;
 
   void set(std::string_view name, SpanValue value) {
-    if (handle_) trace_.span(*handle_).attributes.emplace_back(name, std::move(value));
+    if (handle_) trace_->span(*handle_).attributes.emplace_back(name, std::move(value));
   }
   void failed() {
-    if (handle_) trace_.span(*handle_).failed = true;
+    if (handle_) trace_->span(*handle_).failed = true;
   }
 
  private:
-  RequestTrace& trace_;
+  std::optional<RequestTrace>& trace_;
   const Clock& clock_;
   std::optional<size_t> handle_;
 };

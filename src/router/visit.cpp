@@ -34,6 +34,8 @@ std::optional<ApiError> repeated(const net::Headers& headers) {
 Visit::Visit(Core& core, Exchange& exchange) : core_(core), exchange_(exchange) {
   exchange.strip_credentials = core.edge->strips_credentials();
   exchange.notes.watched = core.edge->watches();
+  exchange.trace.emplace(exchange.request.head.headers, core.edge->trace_ids, core.edge->export_share());
+  if (exchange.trace->recorded()) span_ = exchange.trace->open("request", Span::Kind::kServer, exchange.arrived);
 }
 
 std::optional<ApiError> Visit::admit_caller() {
@@ -100,6 +102,34 @@ Visit::~Visit() {
     core_.edge->limiter.settle(exchange_.key_name, charged_tokens_, actual);
   }
   if (core_.edge->access_log() != nullptr) write_line();
+  if (span_) hand_in_spans();
+}
+
+void Visit::hand_in_spans() {
+  const RequestNotes& notes = exchange_.notes;
+  Span& span = exchange_.trace->span(*span_);
+  auto& attributes = span.attributes;
+  attributes.emplace_back("http.request.method", exchange_.request.head.method);
+  attributes.emplace_back("url.path", std::string(exchange_.request.head.path()));
+  attributes.emplace_back("http.response.status_code", int64_t{exchange_.status});
+  attributes.emplace_back("kindred.request_id", exchange_.id);
+  attributes.emplace_back("kindred.outcome", std::string(to_string(exchange_.outcome)));
+  if (!exchange_.key_name.empty()) attributes.emplace_back("kindred.key", exchange_.key_name);
+  if (!notes.decode_worker.empty() || !notes.prefill_worker.empty()) {
+    attributes.emplace_back("gen_ai.request.model", exchange_.model);
+  }
+  const TokenUsage usage = notes.best_usage();
+  if (usage.prompt_tokens) {
+    attributes.emplace_back("gen_ai.usage.input_tokens", static_cast<int64_t>(*usage.prompt_tokens));
+  }
+  if (usage.output_tokens) {
+    attributes.emplace_back("gen_ai.usage.output_tokens", static_cast<int64_t>(*usage.output_tokens));
+  }
+  if (notes.first_event)
+    attributes.emplace_back("kindred.ttft_s", seconds_between(exchange_.arrived, *notes.first_event));
+  span.failed = exchange_.outcome == Outcome::kFailed || exchange_.outcome == Outcome::kCut;
+  const size_t dropped = core_.edge->spans().add(exchange_.trace->take(core_.clock.now()));
+  if (dropped > 0) core_.metrics.spans_dropped.add(static_cast<double>(dropped));
 }
 
 void Visit::write_line() const {

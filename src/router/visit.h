@@ -13,7 +13,7 @@ namespace kindred::router {
 class Visit {
  public:
   Visit(Core& core, Exchange& exchange);
-  // Settles the caller's tokens and writes the access log's line.
+  // Settles the caller's tokens, writes the access log's line, and hands in the spans.
   ~Visit();
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;
@@ -27,12 +27,14 @@ class Visit {
 
  private:
   void write_line() const;
+  void hand_in_spans();
 
   Core& core_;
   Exchange& exchange_;
   KeyLimits limits_;
   uint64_t charged_tokens_ = 0;
   bool charged_ = false;
+  std::optional<size_t> span_;
 };
 
 }  // namespace kindred::router
