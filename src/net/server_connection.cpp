@@ -144,6 +144,8 @@ Task<ServerConnection::Got> ServerConnection::pass_door(Request& request) {
   if (!context_->doorkeeper) co_return Got::kAll;
   const auto framing = request_framing(request.head);
   if (!framing) co_return refuse(framing.error());
+  // Refused anyway, so it need not wait.
+  if (framing->length_bytes > context_->options.body_bytes) co_return Got::kAll;
   wire_->clear_deadline();
   begin_watch(request);
   const bool keep_open = std::exchange(keep_open_, false);
