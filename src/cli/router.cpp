@@ -34,6 +34,9 @@ struct RouterArguments {
   std::string decode_policy = "locality-band", prefill_policy = "prefix-hash";
   double tau = 0.1, load_cap = 1.25;
   std::string tie_break = "rotate";
+  std::vector<std::string> dialects, model_aliases;
+  std::string load = "requests";
+  int64_t load_interval_ms = 1'000, load_max_age_ms = 5'000;
   std::string cohorts;
   bool refit = false, manage_workers = false;
   int64_t refit_interval_ms = 5'000, refit_window_ms = 5'000, refit_grace_ms = 30'000, refit_min_requests = 64;
@@ -76,6 +79,15 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("seed", &o.seed, 0, INT64_MAX, "of random choices");
   schema.flag("shuffle_signatures", &o.shuffle_signatures, "ablation: decide with another request's expert counts");
   schema.integer("prefix_bytes", &o.prefix_bytes, 1, 1 << 30, "prefix-hash: bytes of the prompt that are hashed");
+  schema.list("dialect", &o.dialects,
+              "URL=DIALECT of a worker, where it is not to be found out: kindred, vllm, sglang, "
+              "llama-server or openai");
+  schema.list("model_alias", &o.model_aliases, "ALIAS=MODEL: another name by which clients may ask for a model");
+  schema.choice("load", &o.load, {"requests", "tokens", "polled"},
+                "what policies balance: the router's own ledger, or what workers say of themselves");
+  schema.integer("load_interval_ms", &o.load_interval_ms, 0, kDayMs, "between two polls of a worker's load; 0: none");
+  schema.integer("load_max_age_ms", &o.load_max_age_ms, 1, kDayMs,
+                 "older polls count as unknown; the router's own ledger is read then");
   schema.integer("health_interval_ms", &o.health_interval_ms, 10, kDayMs, "between two health checks of a worker");
   schema.integer("failures_until_out", &o.failures_until_out, 1, 1000,
                  "checks, or requests, that fail in a row before a worker is out");
@@ -119,6 +131,11 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.refit.min_requests = static_cast<uint32_t>(o.refit_min_requests);
   out.refit.seed = static_cast<uint64_t>(o.seed);
   out.manage_workers = o.manage_workers;
+  out.dialects = o.dialects;
+  out.model_aliases = o.model_aliases;
+  out.load = fleet::parse_load_source(o.load).value_or(fleet::LoadSource::kRequests);
+  out.load_interval_ms = milliseconds(o.load_interval_ms);
+  out.load_max_age_ms = milliseconds(o.load_max_age_ms);
   out.health_interval_ms = milliseconds(o.health_interval_ms);
   out.failures_until_out = static_cast<uint32_t>(o.failures_until_out);
   out.breaker_open_ms = milliseconds(o.breaker_open_ms);

@@ -72,8 +72,6 @@ Status read_kindred(const Json& kindred, Description& out) {
 
 }  // namespace
 
-std::string_view to_string(Dialect dialect) { return dialect == Dialect::kKindred ? "kindred" : "openai"; }
-
 bool Description::serves(std::string_view model) const {
   return std::find(models.begin(), models.end(), model) != models.end();
 }
@@ -86,10 +84,13 @@ Result<Description> parse_models(std::string_view text) {
     return corrupt("'data' is not a list of models");
   }
   Description out;
+  if (data->front().is_object()) out.owner = text_member(data->front(), "owned_by").value_or("");
+  out.dialect = dialect_of_owner(out.owner);
   for (const Json& model : *data) {
     if (!model.is_object()) return corrupt("a model is not an object");
     auto id = text_member(model, "id");
     if (!id) return corrupt("a model has no id");
+    if (auto parent = text_member(model, "parent")) out.adapters.emplace_back(*id, *std::move(parent));
     out.models.push_back(*std::move(id));
     const Json* kindred = member(model, "kindred");
     if (kindred == nullptr) continue;
@@ -98,6 +99,17 @@ Result<Description> parse_models(std::string_view text) {
   }
   out.max_model_len_tokens = number_member(data->front(), "max_model_len", 1ULL << 40).value_or(0);
   return out;
+}
+
+void complete(Description& description, const ServerInfo& info, std::optional<Dialect> configured) {
+  if (configured) description.dialect = *configured;
+  else if (info.dialect && description.dialect == Dialect::kOpenAi) description.dialect = *info.dialect;
+  description.version = info.version;
+  if (description.dialect != Dialect::kVllm && description.dialect != Dialect::kSglang) return;
+  description.role = info.role.value_or(Role::kBoth);
+  description.bootstrap_port = info.bootstrap_port;
+  description.fingerprint = pairing_fingerprint(description.dialect, description.models.front(),
+                                                description.max_model_len_tokens, description.version);
 }
 
 }  // namespace kindred::fleet

@@ -4,28 +4,32 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
 #include "base/role.h"
 #include "expert/counts.h"
+#include "fleet/dialect.h"
 
 namespace kindred::fleet {
-
-enum class Dialect { kOpenAi, kKindred };
-
-std::string_view to_string(Dialect dialect);
 
 struct Description {
   Dialect dialect = Dialect::kOpenAi;
   std::vector<std::string> models;    // ids, at least one
-  uint64_t max_model_len_tokens = 0;  // 0: not said
+  uint64_t max_model_len_tokens = 0;  // 0: not said; of the first model
+  // Of LoRA adapters among the models: id and base model.
+  std::vector<std::pair<std::string, std::string>> adapters;
+  std::string owner;            // `owned_by` of the first model, as it was given
+  std::string version;          // of the engine, if it said one
+  uint16_t bootstrap_port = 0;  // SGLang prefill workers
+  Role role = Role::kBoth;      // as it says itself; only kindred and SGLang do
+  std::string fingerprint;      // prefill and decode workers pair by it; empty: not told yet
 
   // Of kindred workers only, which serve exactly one model.
-  Role role = Role::kBoth;
-  std::string fingerprint;
   expert::ExpertShape shape;  // no cells for a model without experts
   std::string paced;          // the profile whose times its steps are padded to; empty: its own times
 
@@ -33,8 +37,13 @@ struct Description {
   bool operator==(const Description&) const = default;
 };
 
-// Untrusted input. A server whose models carry no `kindred` object is a plain OpenAI-compatible one.
+// Untrusted input. The dialect is kindred where the model carries a `kindred` object, else the owner's
+// (fleet/dialect.h).
 // Error: kCorrupt, naming what is wrong.
 Result<Description> parse_models(std::string_view json);
+
+// Adds what the engine's own endpoint says, and the fingerprint that vLLM and SGLang workers pair by.
+// `configured`: the dialect that the operator named, which wins.
+void complete(Description& description, const ServerInfo& info, std::optional<Dialect> configured);
 
 }  // namespace kindred::fleet

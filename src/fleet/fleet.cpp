@@ -11,20 +11,23 @@ constexpr std::string_view kNotReached = "not reached yet";
 
 // Why a worker that answers cannot be used in the role it was configured for, or empty.
 std::string role_problem(Role configured, const Description& said) {
-  const bool whole = configured == Role::kBoth;
-  if (said.dialect == Dialect::kOpenAi) {
-    if (whole) return {};
-    return fmt::format("configured as a {} worker but does not speak the kindred dialect", to_string(configured));
+  if (configured != Role::kBoth && !disaggregates(said.dialect)) {
+    return fmt::format("configured as a {} worker but does not speak a dialect that has any (kindred, vllm, sglang)",
+                       to_string(configured));
   }
-  if (said.role == Role::kBoth || said.role == configured) return {};
+  // vLLM does not say, SGLang is started as one of the three, a kindred worker may be all of them.
+  const bool any = said.dialect == Dialect::kVllm || !disaggregates(said.dialect) ||
+                   (said.dialect == Dialect::kKindred && said.role == Role::kBoth);
+  if (any || said.role == configured) return {};
   return fmt::format("configured as a {} worker but says its role is {}", to_string(configured), to_string(said.role));
 }
 
 }  // namespace
 
-LoadGuard::LoadGuard(std::shared_ptr<Ledger> ledger, int64_t load, bool probe)
+LoadGuard::LoadGuard(std::shared_ptr<Ledger> ledger, LegLoad load, bool probe)
     : ledger_(std::move(ledger)), load_(load), probe_(probe) {
-  ledger_->requests.fetch_add(load_, std::memory_order_relaxed);
+  ledger_->requests.fetch_add(load_.requests, std::memory_order_relaxed);
+  ledger_->tokens.fetch_add(load_.tokens, std::memory_order_relaxed);
   if (probe_) ledger_->probes.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -40,7 +43,8 @@ LoadGuard& LoadGuard::operator=(LoadGuard&& other) noexcept {
 
 void LoadGuard::release() {
   if (!ledger_) return;
-  ledger_->requests.fetch_sub(load_, std::memory_order_relaxed);
+  ledger_->requests.fetch_sub(load_.requests, std::memory_order_relaxed);
+  ledger_->tokens.fetch_sub(load_.tokens, std::memory_order_relaxed);
   if (probe_) ledger_->probes.fetch_sub(1, std::memory_order_relaxed);
   ledger_.reset();
 }
@@ -52,6 +56,22 @@ std::string_view to_string(Health health) {
     case Health::kDown: return "down";
   }
   return "?";
+}
+
+std::string_view to_string(LoadSource source) {
+  switch (source) {
+    case LoadSource::kRequests: return "requests";
+    case LoadSource::kTokens: return "tokens";
+    case LoadSource::kPolled: return "polled";
+  }
+  return "?";
+}
+
+std::optional<LoadSource> parse_load_source(std::string_view name) {
+  for (const LoadSource source : {LoadSource::kRequests, LoadSource::kTokens, LoadSource::kPolled}) {
+    if (name == to_string(source)) return source;
+  }
+  return std::nullopt;
 }
 
 Fleet::Worker& Fleet::at(WorkerId id) const {
@@ -93,6 +113,7 @@ void Fleet::restore(WorkerId id) {
   worker.failures = 0;
   worker.breaker = {};
   worker.outage_seen = false;
+  worker.load.reset();
   members_.insert(std::lower_bound(members_.begin(), members_.end(), id), id);
 }
 
@@ -227,7 +248,36 @@ bool Fleet::report_completed(WorkerId id) {
   return !worker.removed && worker.breaker.completed(options_.breaker, clock_.now());
 }
 
-LoadGuard Fleet::take(WorkerId id, int64_t load) {
+void Fleet::report_load(WorkerId id, const LoadReport& load) {
+  if (!load.requests()) return;
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  worker.load = load;
+  worker.load_at = clock_.now();
+  worker.in_flight_then = worker.ledger->requests.load(std::memory_order_relaxed);
+}
+
+bool Fleet::load_known(const Worker& worker, MonotonicTime now) const {
+  return worker.load && now - worker.load_at <= options_.load_max_age_ms;
+}
+
+double Fleet::load_of(const Worker& worker, MonotonicTime now) const {
+  const auto requests = static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed));
+  switch (options_.load) {
+    case LoadSource::kRequests: break;
+    case LoadSource::kTokens: return static_cast<double>(worker.ledger->tokens.load(std::memory_order_relaxed));
+    case LoadSource::kPolled:
+      if (!load_known(worker, now)) break;
+      return std::max(0.0, *worker.load->requests() + requests - static_cast<double>(worker.in_flight_then));
+  }
+  return requests;
+}
+
+double Fleet::unit_of(LegLoad load) const {
+  return static_cast<double>(options_.load == LoadSource::kTokens ? std::max<int64_t>(load.tokens, 1) : load.requests);
+}
+
+LoadGuard Fleet::take(WorkerId id, LegLoad load) {
   const std::lock_guard lock(mutex_);
   const Worker& worker = at(id);
   const bool probe = worker.breaker.state(options_.breaker, clock_.now()) == BreakerState::kHalfOpen;
@@ -251,6 +301,7 @@ bool Fleet::suits(const Worker& worker, WorkerId id, const Query& query, Monoton
   if (!usable(worker, now)) return false;
   if (std::find(query.exclude.begin(), query.exclude.end(), id) != query.exclude.end()) return false;
   if (!query.model.empty() && !worker.description.serves(query.model)) return false;
+  if (query.dialect && worker.description.dialect != *query.dialect) return false;
   if (!query.fingerprint.empty() && worker.description.fingerprint != query.fingerprint) return false;
   return !query.paired || decode_up(query.model, worker.description.fingerprint, now);
 }
@@ -265,8 +316,8 @@ Snapshot Fleet::snapshot(const Query& query) const {
     const bool available = suits(worker, id, query, now);
     out.available += available ? 1 : 0;
     const double share = worker.breaker.share(options_.breaker, now);
-    double load = static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed));
-    if (share < 1) load = (load + query.load) / share - query.load;
+    double load = load_of(worker, now);
+    if (share < 1) load = (load + unit_of(query.load)) / share - unit_of(query.load);
     out.views.push_back(
         {.url = worker.spec.url, .load = load, .available = available, .cohort = worker.cohort, .share = share});
     out.ids.push_back(id);
@@ -286,7 +337,10 @@ Serving Fleet::serving(std::string_view model) const {
     switch (worker->spec.role) {
       case Role::kPrefill:
         ++out.prefill_up;
-        out.paired = out.paired || decode_up(model, worker->description.fingerprint, now);
+        if (decode_up(model, worker->description.fingerprint, now)) {
+          out.paired = true;
+          out.paired_by.at(static_cast<size_t>(worker->description.dialect)) = true;
+        }
         break;
       case Role::kDecode: ++out.decode_up; break;
       case Role::kBoth: ++out.plain_up; break;
@@ -303,7 +357,11 @@ std::vector<ServedModel> Fleet::models() const {
     for (const std::string& name : worker->description.models) {
       const auto same = [&](const ServedModel& model) { return model.id == name; };
       if (std::any_of(out.begin(), out.end(), same)) continue;
-      out.push_back({name, worker->description.max_model_len_tokens});
+      ServedModel served{name, worker->description.max_model_len_tokens, {}};
+      for (const auto& [adapter, parent] : worker->description.adapters) {
+        if (adapter == name) served.parent = parent;
+      }
+      out.push_back(std::move(served));
     }
   }
   return out;
@@ -319,6 +377,9 @@ WorkerStatus Fleet::status_of(const Worker& worker, WorkerId id) const {
   out.breaker = worker.breaker.state(options_.breaker, clock_.now());
   out.share = worker.breaker.share(options_.breaker, clock_.now());
   out.in_flight = worker.ledger->requests.load(std::memory_order_relaxed);
+  out.tokens_in_flight = worker.ledger->tokens.load(std::memory_order_relaxed);
+  if (load_known(worker, clock_.now())) out.load = worker.load;
+  out.load_age_s = worker.load ? seconds_between(worker.load_at, clock_.now()) : -1;
   out.cohort = worker.cohort;
   out.removed = worker.removed;
   out.description = worker.description;

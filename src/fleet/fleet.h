@@ -10,7 +10,10 @@
 // was out, a worker comes back with a slow start: its load reads as (load + request) / share - request, so
 // that it is chosen for `share` of what one that was never away would get.
 //
-// Load. In-flight requests are counted by LoadGuards only, from the decision to the end of the leg.
+// Load. What is in flight, in requests and in tokens, is counted by LoadGuards only, from the decision to the
+// end of the leg. What engines say of themselves (LoadSource::kPolled) counts for `load_max_age_ms`, corrected
+// by what has begun and ended here since; then it is unknown, which is not zero: the worker's own ledger is read
+// instead.
 //
 // Membership. A removed worker gets no more requests, while those it has finish. Its record stays, with its
 // id and its cohort, and restore() makes it a member again.
@@ -22,10 +25,13 @@
 // Thread-safety: all methods take one mutex; LoadGuards may be dropped on any thread.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +42,7 @@
 #include "base/result.h"
 #include "fleet/breaker.h"
 #include "fleet/describe.h"
+#include "fleet/load_report.h"
 #include "policy/types.h"
 
 namespace kindred::fleet {
@@ -45,10 +52,17 @@ using WorkerId = uint32_t;
 // What one worker has in flight through this router.
 struct Ledger {
   std::atomic<int64_t> requests{0};
+  std::atomic<int64_t> tokens{0};  // as estimated when they were taken
   std::atomic<int64_t> probes{0};  // of them, those taken while the breaker was half-open
 };
 
-// The only owner of in-flight accounting: while it lives, its worker has `load` requests more.
+// What one leg adds to its worker.
+struct LegLoad {
+  int64_t requests = 1;  // choices
+  int64_t tokens = 0;    // to be read and to be made
+};
+
+// The only owner of in-flight accounting: while it lives, its worker has `load` more.
 class LoadGuard {
  public:
   LoadGuard() = default;
@@ -60,10 +74,10 @@ class LoadGuard {
 
  private:
   friend class Fleet;
-  LoadGuard(std::shared_ptr<Ledger> ledger, int64_t load, bool probe);
+  LoadGuard(std::shared_ptr<Ledger> ledger, LegLoad load, bool probe);
 
   std::shared_ptr<Ledger> ledger_;  // null: released
-  int64_t load_ = 0;
+  LegLoad load_;
   bool probe_ = false;
 };
 
@@ -71,14 +85,22 @@ class LoadGuard {
 struct WorkerSpec {
   std::string url;
   Role role = Role::kBoth;
+  std::optional<Dialect> dialect = {};  // as configured; none: found out
 };
 
 enum class Health { kUnknown, kUp, kDown };
 std::string_view to_string(Health health);
 
+// What policies read as a worker's load.
+enum class LoadSource { kRequests, kTokens, kPolled };
+std::string_view to_string(LoadSource source);
+std::optional<LoadSource> parse_load_source(std::string_view name);  // "requests", "tokens", "polled"
+
 struct FleetOptions {
   uint32_t failures_until_out = 3;
-  BreakerOptions breaker;
+  LoadSource load = LoadSource::kRequests;
+  std::chrono::milliseconds load_max_age_ms{5'000};  // of a poll
+  BreakerOptions breaker = {};
 };
 
 // What went wrong with a request, as far as its worker is concerned.
@@ -97,6 +119,9 @@ struct WorkerStatus {
   BreakerState breaker = BreakerState::kClosed;
   double share = 1;  // below 1: it starts slowly
   int64_t in_flight = 0;
+  int64_t tokens_in_flight = 0;
+  std::optional<LoadReport> load;  // the last one, while it is young enough
+  double load_age_s = 0;           // of the last one; negative: there was none
   int32_t cohort = -1;
   bool removed = false;
   Description description;  // without models while unknown
@@ -108,7 +133,8 @@ struct Query {
   std::string_view fingerprint = {};       // empty: any
   bool paired = false;                     // prefill: only those whose fingerprint some decode worker that is up has
   std::span<const WorkerId> exclude = {};  // tried already
-  double load = 1;                         // what the request adds to a worker's load
+  LegLoad load = {};                       // what the request adds to a worker's load
+  std::optional<Dialect> dialect = {};     // none: any
 };
 
 // All members of a role in configuration order, the unsuitable ones marked as not available.
@@ -122,12 +148,14 @@ struct Snapshot {
 struct Serving {
   bool known = false;  // some worker has said that it serves it
   size_t prefill_up = 0, decode_up = 0, plain_up = 0;
-  bool paired = false;  // a prefill and a decode worker with one fingerprint are up
+  bool paired = false;                         // a prefill and a decode worker with one fingerprint are up
+  std::array<bool, kDialects> paired_by = {};  // the same, by their dialect
 };
 
 struct ServedModel {
   std::string id;
   uint64_t max_model_len_tokens = 0;  // 0: not said
+  std::string parent = {};            // of a LoRA adapter: its base model
 };
 
 class Fleet {
@@ -165,7 +193,13 @@ class Fleet {
   bool report_answered(WorkerId id);   // it began to answer, and not with a failure of its own
   bool report_completed(WorkerId id);  // the answer came whole
 
-  [[nodiscard]] LoadGuard take(WorkerId id, int64_t load);
+  // A poll's answer. One without counts changes nothing: what was known grows old.
+  void report_load(WorkerId id, const LoadReport& load);
+
+  [[nodiscard]] LoadGuard take(WorkerId id, LegLoad load);
+  [[nodiscard]] LoadGuard take(WorkerId id, int64_t requests) { return take(id, LegLoad{.requests = requests}); }
+  // What it adds to the load that policies read.
+  double unit_of(LegLoad load) const;
 
   Snapshot snapshot(const Query& query) const;
   Serving serving(std::string_view model) const;
@@ -187,10 +221,15 @@ class Fleet {
     bool removed = false;
     Description description;
     Breaker breaker;
+    std::optional<LoadReport> load;  // the last that told counts
+    MonotonicTime load_at;
+    int64_t in_flight_then = 0;  // of this router, at that poll
     std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
   };
 
   bool set_health(Worker& worker, Health health, std::string problem);
+  bool load_known(const Worker& worker, MonotonicTime now) const;
+  double load_of(const Worker& worker, MonotonicTime now) const;
   bool usable(const Worker& worker, MonotonicTime now) const;
   bool decode_up(std::string_view model, std::string_view fingerprint, MonotonicTime now) const;
   bool suits(const Worker& worker, WorkerId id, const Query& query, MonotonicTime now) const;

@@ -9,6 +9,7 @@
 #include "router/gate.h"
 #include "router/headers.h"
 #include "router/health.h"
+#include "router/models.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -19,6 +20,17 @@ constexpr size_t kDefaultDecisions = 16;
 // Worker names come from the outside; what is not UTF-8 in them must not throw.
 std::string dump(const Json& value) { return dump_json(value) + "\n"; }
 
+// As the worker said it; null: unknown, which is not zero.
+Json load_json(const fleet::WorkerStatus& worker) {
+  if (!worker.load) return nullptr;
+  Json out = {{"running", worker.load->running.value_or(0)},
+              {"waiting", worker.load->waiting.value_or(0)},
+              {"kv_usage", nullptr},
+              {"age_s", worker.load_age_s}};
+  if (worker.load->kv_usage) out["kv_usage"] = *worker.load->kv_usage;
+  return out;
+}
+
 Json worker_json(const fleet::WorkerStatus& worker) {
   Json out = {
       {"url", worker.spec.url},
@@ -26,6 +38,8 @@ Json worker_json(const fleet::WorkerStatus& worker) {
       {"health", fleet::to_string(worker.health)},
       {"health_age_s", worker.state_age_s},
       {"in_flight", worker.in_flight},
+      {"tokens_in_flight", worker.tokens_in_flight},
+      {"load", load_json(worker)},
       {"dialect", nullptr},
       {"models", worker.description.models},
       {"cohort", nullptr},
@@ -36,6 +50,7 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (worker.breaker != fleet::BreakerState::kClosed) out["breaker"] = fleet::to_string(worker.breaker);
   if (worker.share < 1) out["share"] = worker.share;
   if (worker.removed) out["removed"] = true;
+  if (!worker.description.version.empty()) out["version"] = worker.description.version;
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;
     if (!worker.description.paced.empty()) out["paced"] = worker.description.paced;
@@ -56,6 +71,7 @@ Json policy_json(const Core& core) {
       {"prefill", prefill.name},
       {"prefix_bytes", prefill.prefix_bytes},
       {"plain", core.plain_policy->name()},
+      {"load", fleet::to_string(core.options.load)},
   };
 }
 
@@ -172,16 +188,6 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
 
 }  // namespace
 
-std::string models_json(const Core& core) {
-  Json data = Json::array();
-  for (const fleet::ServedModel& model : core.fleet.models()) {
-    Json entry = {{"id", model.id}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
-    if (model.max_model_len_tokens > 0) entry["max_model_len"] = model.max_model_len_tokens;
-    data.push_back(std::move(entry));
-  }
-  return dump({{"object", "list"}, {"data", std::move(data)}});
-}
-
 std::string status_json(const Core& core, size_t decisions) {
   Json workers = Json::array();
   for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(worker));
@@ -206,12 +212,6 @@ std::string status_json(const Core& core, size_t decisions) {
       {"decisions_total", core.decisions.total()},
       {"decisions", std::move(last)},
   });
-}
-
-std::string served_models_text(const Core& core) {
-  std::string out;
-  for (const fleet::ServedModel& model : core.fleet.models()) out += (out.empty() ? "" : ", ") + model.id;
-  return out.empty() ? "none yet" : out;
 }
 
 net::Task<bool> answer_open(Core& core, Exchange& exchange) {

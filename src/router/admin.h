@@ -11,15 +11,9 @@
 
 namespace kindred::router {
 
-// GET /v1/models: an OpenAI list of every model that some worker has named.
-std::string models_json(const Core& core);
-
 // GET /status: workers, policy, cohorts and the last `decisions` decisions, newest first. Nothing of
 // any prompt or output, and no counts.
 std::string status_json(const Core& core, size_t decisions);
-
-// "a, b", or "none yet".
-std::string served_models_text(const Core& core);
 
 // Each answers the request if its path is one of its own; else it returns false.
 net::Task<bool> answer_open(Core& core, Exchange& exchange);   // /health, /ready, /v1/models: for everybody

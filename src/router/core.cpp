@@ -45,9 +45,28 @@ net::ClientOptions probe_options(const RouterOptions& options) {
   return out;
 }
 
+// From the list of URL=DIALECT.
+Result<std::optional<fleet::Dialect>> configured_dialect(const RouterOptions& options, const std::string& url) {
+  std::optional<fleet::Dialect> out;
+  for (const std::string& entry : options.dialects) {
+    const size_t equals = entry.rfind('=');
+    const auto dialect =
+        equals == std::string::npos ? std::nullopt : fleet::parse_dialect(std::string_view(entry).substr(equals + 1));
+    if (!dialect) {
+      return invalid(
+          fmt::format("dialect: got '{}', accepted: URL=DIALECT with one of {}", entry, fleet::kDialectNames),
+          "dialect");
+    }
+    if (entry.substr(0, equals) == url) out = dialect;
+  }
+  return out;
+}
+
 fleet::FleetOptions fleet_options(const RouterOptions& options) {
   fleet::FleetOptions out;
   out.failures_until_out = options.failures_until_out;
+  out.load = options.load;
+  out.load_max_age_ms = options.load_max_age_ms;
   out.breaker.faults_until_open = options.failures_until_out;
   out.breaker.open_ms = options.breaker_open_ms;
   out.breaker.probes = options.breaker_probes;
@@ -90,6 +109,9 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   auto whole = policy::make_decode_policy(plain);
   if (!whole) return std::move(whole).error();
   core->plain_policy = *std::move(whole);
+  auto aliases = ModelAliases::parse(core->options.model_aliases);
+  if (!aliases) return std::move(aliases).error();
+  core->aliases = *std::move(aliases);
   if (Status added = core->add_workers(); !added) return std::move(added).error();
   if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
   if (Status ready = core->prepare_refit(); !ready) return std::move(ready).error();
@@ -98,14 +120,15 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
 
 Core::~Core() = default;
 
-Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, const std::string& field) {
+Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, const std::string& field,
+                                         std::optional<fleet::Dialect> dialect) {
   Result<net::Endpoint> endpoint = net::parse_endpoint(url);
   if (!endpoint) return invalid(fmt::format("{}: '{}': {}", field, url, endpoint.error().message), field);
   std::optional<fleet::WorkerId> before;
   for (fleet::WorkerId id = 0; id < workers.size(); ++id) {
     if (workers[id].endpoint != *endpoint) continue;
     if (!fleet.removed(id)) return invalid(fmt::format("{}: {} is a worker already", field, url), field);
-    if (fleet.role(id) == role) before = id;
+    if (fleet.role(id) == role && fleet.worker_status(id).spec.dialect == dialect) before = id;
   }
   if (fleet.size() >= kMaxWorkers) {
     return invalid(fmt::format("{}: {} workers already; at most {}", field, fleet.size(), kMaxWorkers), field);
@@ -119,8 +142,10 @@ Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, cons
                                fleet.recorded()),
                    field);
   }
-  const fleet::WorkerId id = fleet.add({.url = endpoint->url(), .role = role});
-  workers.push_back({*std::move(endpoint), std::make_shared<net::asio::steady_timer>(executor)});
+  const fleet::WorkerId id = fleet.add({.url = endpoint->url(), .role = role, .dialect = dialect});
+  workers.push_back({.endpoint = *std::move(endpoint),
+                     .pause = std::make_shared<net::asio::steady_timer>(executor),
+                     .poll_pause = std::make_shared<net::asio::steady_timer>(executor)});
   return id;
 }
 
@@ -131,6 +156,7 @@ Result<fleet::WorkerId> Core::remove_worker(const std::string& url) {
     if (workers[id].endpoint != *endpoint || fleet.removed(id)) continue;
     fleet.remove(id);
     workers[id].pause->cancel();  // its prober ends
+    workers[id].poll_pause->cancel();
     return id;
   }
   return Error{ErrorCode::kNotFound, fmt::format("url: {} is not a worker of this router", endpoint->url()), "url"};
@@ -139,7 +165,9 @@ Result<fleet::WorkerId> Core::remove_worker(const std::string& url) {
 Status Core::add_workers() {
   const auto add = [&](const std::vector<std::string>& urls, Role role, const std::string& option) -> Status {
     for (const std::string& url : urls) {
-      if (auto added = add_worker(url, role, option); !added) return std::move(added).error();
+      const Result<std::optional<fleet::Dialect>> dialect = configured_dialect(options, url);
+      if (!dialect) return dialect.error();
+      if (auto added = add_worker(url, role, option, *dialect); !added) return std::move(added).error();
     }
     return {};
   };
@@ -230,5 +258,7 @@ std::string Core::new_request_id() {
   const uint64_t number = ids_++;
   return "req-" + hex64(mix64(id_seed_ ^ number)) + hex64(mix64(id_seed_ + number));
 }
+
+uint64_t Core::new_room() { return mix64(id_seed_ ^ (ids_++ | 1ULL << 63)) >> 1; }
 
 }  // namespace kindred::router

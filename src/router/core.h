@@ -22,6 +22,7 @@
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
 #include "router/decision_log.h"
+#include "router/models.h"
 #include "router/options.h"
 #include "router/retry.h"
 #include "router/router_metrics.h"
@@ -42,7 +43,8 @@ class Core {
 
   // One worker more. A URL that was removed is restored, with its id. Error: kInvalid, naming `field` as
   // what is wrong: not a URL, known already, or one too many.
-  Result<fleet::WorkerId> add_worker(const std::string& url, Role role, const std::string& field);
+  Result<fleet::WorkerId> add_worker(const std::string& url, Role role, const std::string& field,
+                                     std::optional<fleet::Dialect> dialect = {});
   // It gets no more requests; those it has finish. Error: kInvalid or kNotFound, naming `url`.
   Result<fleet::WorkerId> remove_worker(const std::string& url);
 
@@ -68,11 +70,14 @@ class Core {
 
   std::string new_request_id();
   size_t requests_in_flight() const;
+  uint64_t new_room();  // in which two SGLang workers meet; 63 bits, as their server takes them
 
   struct Worker {
     net::Endpoint endpoint;
-    std::shared_ptr<net::asio::steady_timer> pause;  // the prober's, between two checks
-    bool probed = false;                             // a prober runs
+    std::shared_ptr<net::asio::steady_timer> pause;       // the prober's, between two checks
+    bool probed = false;                                  // a prober runs
+    std::shared_ptr<net::asio::steady_timer> poll_pause;  // the load poller's
+    bool polled = false;
   };
 
   const net::asio::any_io_executor executor;
@@ -88,6 +93,7 @@ class Core {
   std::unique_ptr<policy::PrefillPolicy> prefill_policy;
   std::unique_ptr<policy::DecodePolicy> decode_policy;
   std::unique_ptr<policy::DecodePolicy> plain_policy;  // like decode_policy, of those that need no experts
+  ModelAliases aliases;
   // Null: none. A refit puts another one here; a decision holds the one it began with.
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
@@ -117,8 +123,8 @@ inline constexpr size_t kMaxWorkers = 1024;
 // Members and removed ones, whose records stay: about 1 KB each. Who comes back under its old URL and role
 // adds none.
 inline constexpr size_t kMaxWorkerRecords = 16 * kMaxWorkers;
-// One prober per worker (a removed one's may still be ending), the refit and lease loops, and the calls that
-// release and renew leases.
-inline constexpr size_t kMaxBackground = 4096 + 2 * kMaxWorkers;
+// One prober and one poller per worker (a removed one's may still be ending), the loops that stand alone, and
+// the calls that release and renew leases.
+inline constexpr size_t kMaxBackground = 4096 + 4 * kMaxWorkers;
 
 }  // namespace kindred::router

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/json.h"
-#include "router/admin.h"
 #include "router/headers.h"
+#include "router/models.h"
 
 namespace kindred::router {
 namespace {
@@ -43,7 +43,8 @@ net::Task<bool> answer_health(Core& core, Exchange& exchange) {
   const std::string_view path = exchange.request.head.path();
   const bool liveness = path == "/health";
   if (!liveness && path != "/ready") co_return false;
-  const std::string model = exchange.request.head.query_value("model").value_or("");
+  const std::string asked = exchange.request.head.query_value("model").value_or("");
+  const std::string model(resolve_model(core, asked));
   if (!model.empty() && !core.fleet.serving(model).known) {
     ApiError unknown = model_not_found(model, served_models_text(core));
     co_await exchange.fail(std::move(unknown));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "fleet/fleet.h"
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
 #include "router/edge_options.h"
@@ -31,11 +32,18 @@ struct RouterOptions {
   std::vector<std::string> decode;   // URLs; cohort i belongs to the i-th
   std::vector<std::string> worker;   // URLs of servers that do both, of any OpenAI-compatible kind
 
+  std::vector<std::string> dialects;       // URL=DIALECT, for workers whose engine is not to be guessed
+  std::vector<std::string> model_aliases;  // ALIAS=MODEL
+
   policy::PrefillPolicyOptions prefill_policy;
   policy::DecodePolicyOptions decode_policy;
   std::string cohorts;  // file; empty: none
   RefitSettings refit;
   bool manage_workers = false;  // POST and DELETE /workers change the fleet
+
+  fleet::LoadSource load = fleet::LoadSource::kRequests;  // what policies balance
+  std::chrono::milliseconds load_interval_ms{1'000};      // between two polls of a worker's load; 0: none
+  std::chrono::milliseconds load_max_age_ms{5'000};       // an older one is unknown
 
   std::chrono::milliseconds health_interval_ms{1'000};
   std::chrono::milliseconds health_timeout_ms{2'000};

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "router/headers.h"
+#include "router/leg_load.h"
 #include "router/refitter.h"
 
 namespace kindred::router {
@@ -97,7 +98,7 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("prefill");
     tried_prefill_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, 1);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, prefill_load(exchange_.scan));
     const Step step = co_await prefill_leg(*worker);
     if (step != Step::kRetry) co_return step;
   }
@@ -107,8 +108,12 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot(
-      {.role = Role::kPrefill, .model = exchange_.model, .paired = true, .exclude = tried_prefill_});
+  const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = Role::kPrefill,
+                                                          .model = exchange_.model,
+                                                          .paired = true,
+                                                          .exclude = tried_prefill_,
+                                                          .load = prefill_load(exchange_.scan),
+                                                          .dialect = fleet::Dialect::kKindred});
   const auto decision = core_->prefill_policy->choose({.workers = snapshot.views}, {.key = exchange_.scan.prompt});
   if (!decision) return std::nullopt;
   prefill_reason_ = decision->reason;
@@ -199,9 +204,8 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("decode");
     tried_decode_.push_back(*worker);
-    const auto load = static_cast<int64_t>(reply_->n);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, load);
-    const fleet::RoomGuard place = core_->room.occupy(*worker, load);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, decode_load());
+    const fleet::RoomGuard place = core_->room.occupy(*worker, static_cast<int64_t>(reply_->n));
     room_.release();
     const Step step = co_await decode_leg(*worker, may_restart);
     if (step != Step::kRetry) co_return step;
@@ -227,15 +231,24 @@ const expert::ExpertCounts* PdFlow::counts() {
   return counts_.get();
 }
 
+fleet::LegLoad PdFlow::decode_load() const {
+  fleet::LegLoad load = whole_load(exchange_.scan, reply_->prompt_tokens);
+  load.requests = static_cast<int64_t>(reply_->n);
+  return load;
+}
+
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot(
-      {.role = Role::kDecode, .model = exchange_.model, .fingerprint = reply_->fingerprint, .exclude = tried_decode_});
+  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = Role::kDecode,
+                                                    .model = exchange_.model,
+                                                    .fingerprint = reply_->fingerprint,
+                                                    .exclude = tried_decode_,
+                                                    .load = decode_load()});
   leave_out_full(core_->room, snapshot);
   const policy::DecodeRequest request = {.counts = counts(),
                                          .model_fingerprint = reply_->fingerprint,
-                                         .load = static_cast<double>(reply_->n),
+                                         .load = core_->fleet.unit_of(decode_load()),
                                          .label = exchange_.label};
   const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
   const auto decision = core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);

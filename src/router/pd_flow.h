@@ -45,6 +45,7 @@ class PdFlow {
 
   net::Task<Step> decode(bool may_restart);
   std::optional<fleet::WorkerId> choose_decode();
+  fleet::LegLoad decode_load() const;
   void record(const fleet::Snapshot& snapshot, const policy::Decision& decision, double took_s);
   const expert::ExpertCounts* counts();
   net::Task<Step> decode_leg(fleet::WorkerId worker, bool may_restart);

@@ -6,15 +6,12 @@
 #include <array>
 
 #include "router/headers.h"
+#include "router/leg_load.h"
 
 namespace kindred::router {
 namespace {
 
 constexpr std::string_view kWorker = "the worker";
-// What one request may count for, whatever number a client writes.
-constexpr uint64_t kMaxLoad = 1024;
-
-int64_t load_of(const RequestScan& scan) { return static_cast<int64_t>(std::clamp<uint64_t>(scan.n, 1, kMaxLoad)); }
 
 }  // namespace
 
@@ -28,7 +25,7 @@ net::Task<void> PlainFlow::run() {
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("plain");
     tried_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, load_of(exchange_.scan));
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, whole_load(exchange_.scan));
     const bool done = co_await leg(*worker);
     if (done) co_return;
   }
@@ -38,8 +35,9 @@ net::Task<void> PlainFlow::run() {
 std::optional<fleet::WorkerId> PlainFlow::choose() {
   const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
-  const fleet::Snapshot snapshot = core_->fleet.snapshot({.role = role_, .model = exchange_.model, .exclude = tried_});
-  const policy::DecodeRequest request = {.load = static_cast<double>(load_of(exchange_.scan)),
+  const fleet::Snapshot snapshot = core_->fleet.snapshot(
+      {.role = role_, .model = exchange_.model, .exclude = tried_, .load = whole_load(exchange_.scan)});
+  const policy::DecodeRequest request = {.load = core_->fleet.unit_of(whole_load(exchange_.scan)),
                                          .label = exchange_.label};
   const auto decision = core_->plain_policy->choose({.workers = snapshot.views}, request);
   if (!decision) return std::nullopt;

@@ -11,12 +11,15 @@
 #include "router/headers.h"
 #include "router/health.h"
 #include "router/lease.h"
+#include "router/models.h"
 #include "router/otlp.h"
 #include "router/pd_flow.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
 #include "router/refitter.h"
+#include "router/sglang_flow.h"
 #include "router/visit.h"
+#include "router/vllm_flow.h"
 #include "router/workers.h"
 
 namespace kindred::router {
@@ -47,22 +50,17 @@ ApiError no_such_path(const Exchange& exchange) {
   return api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", exchange.request.head.path())});
 }
 
-// Which model to route by, or the error that says why there is none.
-std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
-  if (exchange.scan.model) exchange.model = *exchange.scan.model;
-  if (exchange.model.empty()) {
-    const auto models = core.fleet.models();
-    if (models.size() == 1) exchange.model = models.front().id;
-  }
-  if (!exchange.model.empty() && core.fleet.serving(exchange.model).known) return std::nullopt;
-  if (core.fleet.models().empty()) return no_worker(unserved_reason(core, {}));
-  return model_not_found(exchange.model, served_models_text(core));
-}
-
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
   const fleet::Serving serving = core->fleet.serving(exchange.model);
-  if (serving.paired) {
+  const auto paired = [&](fleet::Dialect dialect) { return serving.paired_by.at(static_cast<size_t>(dialect)); };
+  if (paired(fleet::Dialect::kKindred)) {
     PdFlow flow(core, exchange);
+    co_await flow.run();
+  } else if (paired(fleet::Dialect::kVllm)) {
+    VllmFlow flow(core, exchange);
+    co_await flow.run();
+  } else if (paired(fleet::Dialect::kSglang)) {
+    SglangFlow flow(core, exchange);
     co_await flow.run();
   } else if (serving.plain_up > 0) {
     PlainFlow flow(core, exchange);

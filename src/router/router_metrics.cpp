@@ -97,6 +97,12 @@ std::string RouterMetrics::render(const fleet::Fleet& fleet) {
     const Labels labels = {{"role", std::string(to_string(worker.spec.role))}, {"worker", worker.spec.url}};
     registry_.gauge("kindred_router_in_flight", "Requests in flight at a worker; n choices count n.", labels)
         .set(static_cast<double>(worker.in_flight));
+    registry_.gauge("kindred_router_tokens_in_flight", "Tokens to be read and made at a worker, as estimated.", labels)
+        .set(static_cast<double>(worker.tokens_in_flight));
+    registry_
+        .gauge("kindred_router_load_known", "1 if the worker's own report of its load is young enough to be used.",
+               labels)
+        .set(worker.load ? 1 : 0);
     registry_.gauge("kindred_router_worker_up", "1 if the worker is up.", labels)
         .set(worker.health == fleet::Health::kUp ? 1 : 0);
     registry_

@@ -111,6 +111,16 @@ void FakeWorker::play(Script script) {
   script_ = std::move(script);
 }
 
+void FakeWorker::set_page(std::string path, std::string body) {
+  const std::lock_guard lock(mutex_);
+  pages_[std::move(path)] = std::move(body);
+}
+
+void FakeWorker::remove_page(const std::string& path) {
+  const std::lock_guard lock(mutex_);
+  pages_.erase(path);
+}
+
 void FakeWorker::set_counts(std::string json) {
   const std::lock_guard lock(mutex_);
   counts_ = std::move(json);
@@ -151,8 +161,22 @@ net::Task<void> FakeWorker::handle(net::Request& request, net::ResponseWriter& w
     co_return;
   }
   if (path == "/v1/models") {
-    const std::string body = models_json();
+    std::string body = models_json();
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = pages_.find(path); found != pages_.end()) body = found->second;
+    }
     co_await writer.send(200, json_type(), body);
+    co_return;
+  }
+  if (request.head.method == "GET") {
+    std::optional<std::string> page;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = pages_.find(path); found != pages_.end()) page = found->second;
+    }
+    const std::string body = page.value_or("{}");
+    co_await writer.send(page ? 200 : 404, json_type(), body);
     co_return;
   }
   if (path == "/v1/kv_transfer/release") {

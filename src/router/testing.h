@@ -75,6 +75,9 @@ class FakeWorker {
   void revive();             // on the same port
   void play(Script script);  // for legs from now on; empty: the default
   void set_health(int status) { health_status_ = status; }
+  // What GET `path` gives, /v1/models included; 404 without.
+  void set_page(std::string path, std::string body);
+  void remove_page(const std::string& path);
   void set_counts(std::string json);  // what prefill replies carry; empty: none
   void set_lease_ttl(std::chrono::milliseconds ttl) { lease_ttl_ms_ = ttl.count(); }
   void set_finished(bool finished) { finished_ = finished; }
@@ -109,6 +112,7 @@ class FakeWorker {
   mutable std::mutex mutex_;  // guards what follows
   Script script_;
   std::string counts_;
+  std::map<std::string, std::string> pages_;
   std::vector<SeenLeg> legs_;
   std::vector<std::string> released_, renewed_;
 };

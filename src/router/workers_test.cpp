@@ -75,7 +75,7 @@ TEST_F(WorkersTest, ARemovedWorkerFinishesWhatItHas) {
   EXPECT_EQ(d0.leg_count(), 2U);
 }
 
-TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberEach) {
+TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberAndOnePollerEach) {
   prefill();
   FakeWorker& d = decode();
   start();
@@ -88,7 +88,7 @@ TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberEach) {
   EXPECT_TRUE(eventually([&] { return ready(); }));
   EXPECT_EQ(standing(), before);
   EXPECT_EQ(remove(d.url()).status, 200);
-  EXPECT_TRUE(eventually([&] { return standing() == before - 1; }));
+  EXPECT_TRUE(eventually([&] { return standing() == before - 2; }));
   EXPECT_EQ(workers().size(), 1U);
 }
 

@@ -1,0 +1,36 @@
+// A decode decision, timed and written down, for flows that have no more to say about it.
+//
+// Thread-safety: confined to the io_context's thread.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "expert/counts.h"
+#include "router/exchange.h"
+
+namespace kindred::router {
+
+struct DecodeAsk {
+  fleet::WorkerId prefill_worker = 0;
+  policy::Reason prefill_reason = policy::Reason::kLeastLoaded;
+  std::string_view fingerprint;  // of the prefill worker
+  std::span<const fleet::WorkerId> exclude = {};
+  fleet::LegLoad load = {};
+  uint64_t prompt_tokens = 0;
+  const expert::ExpertCounts* counts = nullptr;
+};
+
+// No value: no decode worker is available.
+std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask);
+
+struct PrefillChoice {
+  fleet::WorkerId worker = 0;
+  policy::Reason reason = policy::Reason::kLeastLoaded;
+};
+// Of the workers of `dialect` that have a decode worker to pair with.
+std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
+                                            std::span<const fleet::WorkerId> exclude);
+
+}  // namespace kindred::router

@@ -1,0 +1,43 @@
+// What a request adds to its workers' ledgers: an estimate, made when the worker is chosen and taken back when
+// the leg ends.
+//
+// Thread-safety: pure functions.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "fleet/fleet.h"
+#include "router/request_scan.h"
+
+namespace kindred::router {
+
+// Bytes of JSON per token of prompt: about what English text and its framing come to.
+inline constexpr uint64_t kBytesPerToken = 4;
+// For a request that does not say how much it wants.
+inline constexpr uint64_t kUsualOutputTokens = 256;
+// What one request may count for, whatever numbers a client writes.
+inline constexpr uint64_t kMaxChoices = 1024;
+inline constexpr uint64_t kMaxTokens = 1ULL << 24;
+
+inline int64_t choices_of(const RequestScan& scan) {
+  return static_cast<int64_t>(std::clamp<uint64_t>(scan.n, 1, kMaxChoices));
+}
+
+// To be read: `known` if it is not zero, else estimated from the prompt's bytes.
+inline int64_t prompt_tokens_of(const RequestScan& scan, uint64_t known = 0) {
+  return static_cast<int64_t>(std::min(known != 0 ? known : scan.prompt.size() / kBytesPerToken, kMaxTokens));
+}
+
+inline int64_t output_tokens_of(const RequestScan& scan) {
+  return choices_of(scan) * static_cast<int64_t>(std::min(scan.max_tokens.value_or(kUsualOutputTokens), kMaxTokens));
+}
+
+inline fleet::LegLoad prefill_load(const RequestScan& scan) {
+  return {.requests = 1, .tokens = prompt_tokens_of(scan)};
+}
+inline fleet::LegLoad whole_load(const RequestScan& scan, uint64_t prompt_tokens = 0) {
+  return {.requests = choices_of(scan), .tokens = prompt_tokens_of(scan, prompt_tokens) + output_tokens_of(scan)};
+}
+
+}  // namespace kindred::router

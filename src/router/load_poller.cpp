@@ -1,0 +1,52 @@
+#include "router/load_poller.h"
+
+namespace kindred::router {
+namespace {
+
+// An engine's metrics have some hundred lines; with many LoRA adapters some thousand.
+constexpr size_t kMetricsBytes = 4 * 1024 * 1024;
+
+// Older SGLang servers have no /v1/loads; one of another dialect is never asked for it.
+struct Paths {
+  bool loads_missing = false;
+};
+
+net::Task<void> poll(Core& core, fleet::WorkerId worker, Paths& paths) {
+  const fleet::Dialect dialect = core.fleet.description(worker).dialect;
+  if (dialect == fleet::Dialect::kOpenAi) co_return;
+  const bool loads = dialect == fleet::Dialect::kSglang && !paths.loads_missing;
+  std::string target = loads ? "/v1/loads" : "/metrics";
+  const Result<std::string> text = co_await core.probe_client.get(
+      core.endpoint(worker), std::move(target), kMetricsBytes, core.options.health_timeout_ms, core.closing.token());
+  if (!text) {
+    paths.loads_missing = paths.loads_missing || (loads && text.error().code == ErrorCode::kNotFound);
+    co_return;
+  }
+  core.fleet.report_load(worker, loads ? fleet::parse_sglang_loads(*text) : fleet::parse_load_metrics(dialect, *text));
+}
+
+net::Task<void> poll_loop(CorePtr core, fleet::WorkerId worker) {
+  const auto pause = core->workers[worker].poll_pause;
+  const auto over = [&] { return core->closing.cancelled() || core->fleet.removed(worker); };
+  const auto wake = core->closing.token().on_cancel([pause] { pause->cancel(); });
+  Paths paths;
+  while (!over()) {
+    if (core->fleet.health(worker) == fleet::Health::kUp) co_await poll(*core, worker, paths);
+    else paths = {};  // it may come back as another version
+    if (over()) break;
+    pause->expires_after(core->options.load_interval_ms);
+    co_await pause->async_wait(net::kNoThrow);
+  }
+  core->workers[worker].polled = false;
+}
+
+}  // namespace
+
+bool start_polling(const CorePtr& core, fleet::WorkerId worker) {
+  Core::Worker& entry = core->workers[worker];
+  if (core->options.load_interval_ms.count() == 0 || entry.polled) return true;
+  entry.polled = Core::spawn(core, poll_loop(core, worker), /*standing=*/true);
+  return entry.polled;
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,154 @@
+#include "router/sglang_flow.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/json.h"
+#include "router/leg_load.h"
+#include "router/splice.h"
+#include "router/whole_leg.h"
+
+namespace kindred::router {
+namespace {
+
+constexpr std::string_view kPrefillWorker = "the prefill worker";
+
+// The prefill leg beside the decode leg. Both legs and whoever waits share it.
+struct Sibling {
+  explicit Sibling(const net::asio::any_io_executor& executor) : ended(executor) {
+    ended.expires_at(std::chrono::steady_clock::time_point::max());
+  }
+
+  net::CancelSource cancel_prefill, cancel_decode;
+  net::asio::steady_timer ended;  // cancelled when the prefill leg has ended
+  bool done = false;
+  bool failed = false;
+  LegFailure failure = {};
+};
+
+// Several prompts in one request would each need a room of its own.
+bool is_batch(std::string_view prompt) {
+  if (!prompt.starts_with('[')) return false;
+  const size_t inner = prompt.find_first_not_of(" \t\r\n", 1);
+  return inner != std::string_view::npos && (prompt[inner] == '"' || prompt[inner] == '[');
+}
+
+net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId worker, std::string_view body,
+                            std::shared_ptr<Sibling> sibling) {
+  const auto fail = [&](LegFailure failure) {
+    sibling->failed = true;
+    sibling->failure = std::move(failure);
+    // A stream that has begun needs the prefill no more.
+    if (!exchange.writer.started()) sibling->cancel_decode.cancel();
+  };
+  const std::array<std::string_view, 1> parts = {body};
+  net::RequestDeadlines deadlines;
+  deadlines.head_ms = core->options.prefill_deadline_ms;
+  deadlines.read_ms = core->options.idle_deadline_ms;
+  auto response = co_await core->client.send(core->endpoint(worker), worker_head(exchange), parts,
+                                             sibling->cancel_prefill.token(), deadlines);
+  Error error;
+  if (response) {
+    const int status = (*response)->head().status;
+    core->worker_answered(worker, status);
+    if (status != 200) {
+      fail(co_await read_answer(**response, exchange.id));
+    } else {
+      // Nothing of it is for the client, but hanging up before its end would abort the request.
+      for (;;) {
+        auto piece = co_await (*response)->read_some();
+        if (!piece) error = std::move(piece).error();
+        if (!piece || piece->empty()) break;
+      }
+      if (error.message.empty()) core->worker_completed(worker);
+    }
+  } else {
+    error = std::move(response).error();
+  }
+  if (!error.message.empty() && error.code != ErrorCode::kCancelled) {
+    core->log.warn("{}: request {}: {}", core->endpoint(worker).url(), exchange.id, error.message);
+    fail(transport_failure(*core, worker, kPrefillWorker, error));
+  }
+  sibling->done = true;
+  sibling->ended.cancel();
+}
+
+}  // namespace
+
+Result<std::string> sglang_body(std::string_view body, std::string_view bootstrap_host, uint16_t bootstrap_port,
+                                uint64_t room) {
+  const std::string host = json_string(bootstrap_host), port = fmt::to_string(bootstrap_port),
+                    number = fmt::to_string(room);
+  return splice(body, {{"bootstrap_host", host}, {"bootstrap_port", port}, {"bootstrap_room", number}});
+}
+
+net::Task<void> SglangFlow::run() {
+  if (is_batch(exchange_.scan.prompt) && exchange_.request.head.path().ends_with("/v1/completions")) {
+    ApiError error =
+        api_error(invalid("'prompt' must be one prompt: several in one request are not supported with "
+                          "prefill and decode on different SGLang workers",
+                          "prompt"));
+    co_await exchange_.fail(std::move(error));
+    co_return;
+  }
+  failure_ = {.error = no_worker(
+                  fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
+  std::vector<fleet::WorkerId> tried_prefill, tried_decode;
+  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+    // A pair fails together, and one of the two may be the only one of its kind: then it is tried again.
+    auto prefill = decide_prefill(*core_, exchange_, fleet::Dialect::kSglang, tried_prefill);
+    if (!prefill && attempt > 0) prefill = decide_prefill(*core_, exchange_, fleet::Dialect::kSglang, {});
+    if (!prefill) break;
+    const fleet::Description said = core_->fleet.description(prefill->worker);
+    DecodeAsk ask = {.prefill_worker = prefill->worker,
+                     .prefill_reason = prefill->reason,
+                     .fingerprint = said.fingerprint,
+                     .exclude = tried_decode,
+                     .load = whole_load(exchange_.scan)};
+    auto decode = decide_decode(*core_, exchange_, ask);
+    ask.exclude = {};
+    if (!decode && attempt > 0) decode = decide_decode(*core_, exchange_, ask);
+    if (!decode) break;
+    if (attempt > 0) core_->metrics.retried("pair");
+    tried_prefill.push_back(prefill->worker);
+    tried_decode.push_back(*decode);
+    const Result<std::string> body = sglang_body(exchange_.request.body, core_->endpoint(prefill->worker).host,
+                                                 said.bootstrap_port, core_->new_room());
+    KINDRED_CHECK(body.ok());  // it has been scanned
+    const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
+    const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
+    const bool done = co_await run_pair(prefill->worker, *decode, *body);
+    if (done) co_return;
+  }
+  co_await exchange_.fail(std::move(failure_));
+}
+
+net::Task<bool> SglangFlow::run_pair(fleet::WorkerId prefill, fleet::WorkerId decode, std::string_view body) {
+  const auto executor = co_await net::asio::this_coro::executor;
+  const auto sibling = std::make_shared<Sibling>(executor);
+  const auto client_left = exchange_.request.cancel.on_cancel([sibling] {
+    sibling->cancel_decode.cancel();
+    sibling->cancel_prefill.cancel();
+  });
+  net::asio::co_spawn(executor, prefill_leg(core_, exchange_, prefill, body, sibling), net::asio::detached);
+  WholeLeg leg(core_, exchange_, "the decode worker");
+  const bool done = co_await leg.run(decode, worker_head(exchange_), body, sibling->cancel_decode.token());
+  // The answer is there, or there will be none: either way nobody needs the prefill leg. It refers to what is
+  // ours, so its end is waited for; closing its connection ends it.
+  sibling->cancel_prefill.cancel();
+  while (!sibling->done) co_await sibling->ended.async_wait(net::kNoThrow);
+  if (done) co_return true;
+  failure_ = sibling->failed ? std::move(sibling->failure) : std::move(leg.failure());
+  if (!sibling->failed || failure_.status == 0 || core_->retry_on.contains(failure_.status)) co_return false;
+  co_await exchange_.fail(std::move(failure_));  // the request itself is at fault
+  co_return true;
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,170 @@
+#include "router/vllm_flow.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+
+#include "base/json.h"
+#include "router/leg_load.h"
+#include "router/refitter.h"
+#include "router/splice.h"
+#include "router/whole_leg.h"
+
+namespace kindred::router {
+namespace {
+
+constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kParams = "kv_transfer_params";
+constexpr std::string_view kAskForTransfer =
+    R"({"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,)"
+    R"("remote_host":null,"remote_port":null})";
+
+uint64_t prompt_tokens(std::string_view reply) {
+  const auto usage = raw_field(reply, "usage");
+  if (!usage || !*usage) return 0;
+  const auto count = raw_field(**usage, "prompt_tokens");
+  uint64_t out = 0;
+  if (count && *count) std::from_chars((*count)->data(), (*count)->data() + (*count)->size(), out);
+  return out;
+}
+
+}  // namespace
+
+Result<std::string> vllm_prefill_body(std::string_view body) {
+  return splice(body, {{"stream", "false"},
+                       {"max_tokens", "1"},
+                       {"max_completion_tokens", "1", /*add=*/false},
+                       {"stream_options", std::nullopt},
+                       {"min_tokens", std::nullopt},
+                       {"n", std::nullopt},
+                       {"best_of", std::nullopt},
+                       {"echo", std::nullopt},
+                       {kParams, kAskForTransfer}});
+}
+
+Result<std::string> vllm_decode_body(std::string_view body, std::string_view params) {
+  return splice(body, {{kParams, params}});
+}
+
+net::Task<void> VllmFlow::run() {
+  const Step step = co_await prefill();
+  if (step == Step::kGoOn) co_await decode();
+}
+
+net::Task<VllmFlow::Step> VllmFlow::prefill() {
+  failure_ = {.error = no_worker(
+                  fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
+  std::vector<fleet::WorkerId> tried;
+  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+    const auto choice = decide_prefill(*core_, exchange_, fleet::Dialect::kVllm, tried);
+    if (!choice) break;
+    if (attempt > 0) core_->metrics.retried("prefill");
+    prefill_ = *choice;
+    tried.push_back(choice->worker);
+    const fleet::LoadGuard guard = core_->fleet.take(choice->worker, prefill_load(exchange_.scan));
+    const Step step = co_await prefill_leg(choice->worker);
+    if (step != Step::kRetry) co_return step;
+  }
+  co_await exchange_.fail(std::move(failure_));
+  co_return Step::kDone;
+}
+
+net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
+  const Result<std::string> body = vllm_prefill_body(exchange_.request.body);
+  if (!body) {
+    ApiError error = api_error(body.error());
+    co_await exchange_.fail(std::move(error));
+    co_return Step::kDone;
+  }
+  const std::array<std::string_view, 1> parts = {*body};
+  net::RequestDeadlines deadlines;
+  deadlines.head_ms = core_->options.prefill_deadline_ms;
+  deadlines.read_ms = core_->options.idle_deadline_ms;
+  auto response = co_await core_->client.send(core_->endpoint(worker), worker_head(exchange_), parts,
+                                              exchange_.request.cancel, deadlines);
+  if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
+  const int status = (*response)->head().status;
+  core_->worker_answered(worker, status);
+  if (status != 200) {
+    failure_ = co_await read_answer(**response, exchange_.id);
+    if (core_->retry_on.contains(status)) co_return Step::kRetry;
+    co_await exchange_.fail(std::move(failure_));
+    co_return Step::kDone;
+  }
+  const Result<std::string> reply = co_await (*response)->read_all(core_->options.prefill_reply_bytes);
+  if (!reply) co_return co_await after_transport_error(worker, reply.error());
+  core_->worker_completed(worker);
+  if (Status read = read_reply(*reply); !read) {
+    core_->log.warn("{}: {}", core_->endpoint(worker).url(), read.error().message);
+    failure_ = {.error = bad_worker_reply(read.error().message)};
+    co_return Step::kRetry;
+  }
+  co_return Step::kGoOn;
+}
+
+Status VllmFlow::read_reply(std::string_view reply) {
+  const auto params = raw_field(reply, kParams);
+  if (!params || !*params || !(*params)->starts_with('{')) {
+    return Error{ErrorCode::kCorrupt, "the prefill worker's answer has no kv_transfer_params: it runs no KV connector"};
+  }
+  const auto counts = raw_field(**params, "expert_counts");
+  if (counts && *counts && core_->decode_policy->wants_counts()) read_counts(**counts);
+  Result<std::string> kept = splice(**params, {{"expert_counts", std::nullopt}});
+  if (!kept) return std::move(kept).error();
+  params_ = *std::move(kept);
+  prompt_tokens_ = prompt_tokens(reply);
+  return {};
+}
+
+void VllmFlow::read_counts(std::string_view json) {
+  Result<expert::ExpertCounts> read = expert::counts_from_json(json);
+  if (!read) {
+    core_->metrics.bad_counts.add();
+    core_->log.warn("{}: expert counts: {}", core_->endpoint(prefill_.worker).url(), read.error().message);
+    return;
+  }
+  counts_ = std::make_shared<const expert::ExpertCounts>(*std::move(read));
+  if (core_->refitter) core_->refitter->observe(core_->fleet.description(prefill_.worker).fingerprint, counts_);
+}
+
+net::Task<VllmFlow::Step> VllmFlow::after_transport_error(fleet::WorkerId worker, Error error) {
+  if (error.code == ErrorCode::kCancelled || exchange_.client_gone()) {
+    exchange_.cancelled();
+    co_return Step::kDone;
+  }
+  core_->log.warn("{}: request {}: {}", core_->endpoint(worker).url(), exchange_.id, error.message);
+  failure_ = transport_failure(*core_, worker, kPrefillWorker, error);
+  if (worth_retrying(error)) co_return Step::kRetry;
+  co_await exchange_.fail(std::move(failure_));
+  co_return Step::kDone;
+}
+
+net::Task<void> VllmFlow::decode() {
+  const Result<std::string> body = vllm_decode_body(exchange_.request.body, params_);
+  KINDRED_CHECK(body.ok());  // the prefill leg's body was made from the same bytes
+  const std::string fingerprint = core_->fleet.description(prefill_.worker).fingerprint;
+  WholeLeg leg(core_, exchange_, "the decode worker");
+  leg.failure() = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
+  std::vector<fleet::WorkerId> tried;
+  const DecodeAsk ask = {.prefill_worker = prefill_.worker,
+                         .prefill_reason = prefill_.reason,
+                         .fingerprint = fingerprint,
+                         .load = whole_load(exchange_.scan, prompt_tokens_),
+                         .prompt_tokens = prompt_tokens_,
+                         .counts = counts_.get()};
+  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+    DecodeAsk now = ask;
+    now.exclude = tried;
+    const auto worker = decide_decode(*core_, exchange_, now);
+    if (!worker) break;
+    if (attempt > 0) core_->metrics.retried("decode");
+    tried.push_back(*worker);
+    const fleet::LoadGuard guard = core_->fleet.take(*worker, ask.load);
+    const bool done = co_await leg.run(*worker, worker_head(exchange_), *body, exchange_.request.cancel);
+    if (done) co_return;
+  }
+  co_await exchange_.fail(std::move(leg.failure()));
+}
+
+}  // namespace kindred::router

@@ -1,0 +1,51 @@
+// Prefill and decode on two vLLM servers, by their KV connector: the prefill leg generates one token, which is
+// thrown away, and its answer says where the KV is (`kv_transfer_params`, opaque here); with that the decode leg
+// is the client's own request. Bodies are changed by splicing, so what the router does not know stays as it is.
+//
+// A plugin on the prefill worker may add `expert_counts` (docs/kindred-dialect.md) to those parameters: they are
+// what locality-band decides by, and stay in the router.
+//
+// Thread-safety: none; one object per request, which must outlive run().
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "expert/counts.h"
+#include "router/decide.h"
+#include "router/exchange.h"
+
+namespace kindred::router {
+
+class VllmFlow {
+ public:
+  VllmFlow(CorePtr core, Exchange& exchange) : core_(std::move(core)), exchange_(exchange) {}
+
+  net::Task<void> run();
+
+ private:
+  enum class Step { kGoOn, kRetry, kDone };
+
+  net::Task<Step> prefill();
+  net::Task<Step> prefill_leg(fleet::WorkerId worker);
+  net::Task<Step> after_transport_error(fleet::WorkerId worker, Error error);
+  Status read_reply(std::string_view reply);
+  void read_counts(std::string_view json);
+  net::Task<void> decode();
+
+  CorePtr core_;
+  Exchange& exchange_;
+  LegFailure failure_;
+  PrefillChoice prefill_;
+  std::string params_;  // raw JSON for the decode leg
+  uint64_t prompt_tokens_ = 0;
+  std::shared_ptr<const expert::ExpertCounts> counts_;
+};
+
+// The prefill leg's body, and the decode leg's; for tests too. Error: kInvalid, for what is no JSON object.
+Result<std::string> vllm_prefill_body(std::string_view body);
+Result<std::string> vllm_decode_body(std::string_view body, std::string_view params);
+
+}  // namespace kindred::router

@@ -1,0 +1,78 @@
+#include "router/whole_leg.h"
+
+#include <array>
+
+#include "router/headers.h"
+
+namespace kindred::router {
+
+net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
+                              net::CancelToken cancel) {
+  const std::array<std::string_view, 1> parts = {body};
+  net::RequestDeadlines deadlines;
+  const RouterOptions& options = core_->options;
+  deadlines.head_ms = exchange_.scan.stream ? options.prefill_deadline_ms : options.decode_deadline_ms;
+  deadlines.read_ms = options.idle_deadline_ms;
+  auto response =
+      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, std::move(cancel), deadlines);
+  if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
+  const net::ResponseHead& got = (*response)->head();
+  core_->worker_answered(worker, got.status);
+  if (core_->retry_on.contains(got.status)) {
+    failure_ = co_await read_answer(**response, exchange_.id);
+    co_return false;
+  }
+  const std::string* type = got.headers.find("Content-Type");
+  if (type != nullptr && type->starts_with("text/event-stream")) co_return co_await relay_events(**response, worker);
+  co_return co_await relay_whole(**response, worker);
+}
+
+net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
+  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
+  Result<Piece> first = co_await source.next();
+  if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
+  const bool started = co_await exchange_.start_stream(to_client(response.head().headers, exchange_.id));
+  if (!started) {
+    exchange_.cancelled();
+    co_return true;
+  }
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
+  switch (result.end) {
+    case RelayEnd::kComplete:
+      core_->worker_completed(worker);
+      exchange_.outcome = Outcome::kOk;
+      break;
+    case RelayEnd::kClientGone: exchange_.cancelled(); break;
+    case RelayEnd::kCut: {
+      LegFailure failure = transport_failure(*core_, worker, who_, result.error);
+      co_await exchange_.fail(std::move(failure));
+      break;
+    }
+  }
+  co_return true;
+}
+
+net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
+  Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
+  if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
+  const net::ResponseHead& got = response.head();
+  if (got.status < 500) core_->worker_completed(worker);
+  if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
+  co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
+  co_return true;
+}
+
+net::Task<bool> WholeLeg::after_transport_error(fleet::WorkerId worker, Error error) {
+  if (exchange_.client_gone()) {
+    exchange_.cancelled();
+    co_return true;
+  }
+  if (error.code == ErrorCode::kCancelled) co_return false;  // by its sibling
+  core_->log.warn("{}: request {}: {}", core_->endpoint(worker).url(), exchange_.id, error.message);
+  failure_ = transport_failure(*core_, worker, who_, error);
+  if (worth_retrying(error)) co_return false;
+  co_await exchange_.fail(std::move(failure_));
+  co_return true;
+}
+
+}  // namespace kindred::router

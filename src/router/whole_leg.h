@@ -1,0 +1,36 @@
+// The leg whose answer the client gets, of flows in which one worker makes all of it: sent, and relayed as it is.
+//
+// Thread-safety: none; one object per request, which must outlive run().
+#pragma once
+
+#include <string_view>
+
+#include "router/exchange.h"
+
+namespace kindred::router {
+
+class WholeLeg {
+ public:
+  // `who`: "the decode worker", for the client.
+  WholeLeg(CorePtr core, Exchange& exchange, std::string_view who)
+      : core_(std::move(core)), exchange_(exchange), who_(who) {}
+
+  // True: the client has its answer, or is gone. False: nothing has reached the client, failure() says why, and
+  // another worker may do better; or `cancel` was used while the client is still there. `body` must outlive the
+  // call.
+  net::Task<bool> run(fleet::WorkerId worker, net::RequestHead head, std::string_view body, net::CancelToken cancel);
+
+  LegFailure& failure() { return failure_; }
+
+ private:
+  net::Task<bool> relay_events(net::ClientResponse& response, fleet::WorkerId worker);
+  net::Task<bool> relay_whole(net::ClientResponse& response, fleet::WorkerId worker);
+  net::Task<bool> after_transport_error(fleet::WorkerId worker, Error error);
+
+  CorePtr core_;
+  Exchange& exchange_;
+  std::string_view who_;
+  LegFailure failure_;
+};
+
+}  // namespace kindred::router
