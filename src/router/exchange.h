@@ -67,6 +67,7 @@ class Exchange {
   std::string model;  // what is routed by; empty if the client named none and there is only one
 
   std::optional<StreamMeter> meter;  // once there is a stream
+  fleet::RoomGuard decode_room;      // reserved, until a decode worker is chosen
   Outcome outcome = Outcome::kCancelled;
   int status = 499;  // as sent
 };

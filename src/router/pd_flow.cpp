@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
-#include <charconv>
 
+#include "router/decode_room.h"
 #include "router/headers.h"
 #include "router/leg_load.h"
 #include "router/refitter.h"
@@ -15,57 +14,12 @@ namespace {
 
 constexpr std::string_view kPrefillWorker = "the prefill worker";
 constexpr std::string_view kDecodeWorker = "the decode worker";
-constexpr uint64_t kMaxChoices = 4096;  // what one request may count for, whatever number a client writes
-
-// As long as others are there: the prompt has been run, so a full worker is better than none.
-void leave_out_full(const fleet::DecodeRoom& room, fleet::Snapshot& snapshot) {
-  std::vector<size_t> full;
-  for (size_t i = 0; i < snapshot.ids.size(); ++i) {
-    if (snapshot.views[i].available && room.full(snapshot.ids[i])) full.push_back(i);
-  }
-  if (full.size() >= snapshot.available) return;
-  for (const size_t at : full) snapshot.views[at].available = false;
-  snapshot.available -= full.size();
-}
-
-// How long a worker that is busy says to stay away; 0: it does not say.
-std::chrono::seconds retry_after(const net::ResponseHead& head) {
-  const std::string* given = head.headers.find("Retry-After");
-  if ((head.status != 429 && head.status != 503) || given == nullptr) return {};
-  int seconds = 0;
-  std::from_chars(given->data(), given->data() + given->size(), seconds);
-  return std::chrono::seconds(std::clamp(seconds, 0, 3600));
-}
 
 }  // namespace
 
 PdFlow::PdFlow(CorePtr core, Exchange& exchange) : core_(std::move(core)), exchange_(exchange) {}
 
-// False with `failure_` set: no prompt should be run now.
-bool PdFlow::reserve_room() {
-  const fleet::Snapshot pool = core_->fleet.snapshot({.role = Role::kDecode, .model = exchange_.model});
-  std::vector<fleet::WorkerId> up;
-  for (size_t i = 0; i < pool.ids.size(); ++i) {
-    if (pool.views[i].available) up.push_back(pool.ids[i]);
-  }
-  const auto load = static_cast<int64_t>(std::clamp<uint64_t>(exchange_.scan.n, 1, kMaxChoices));
-  fleet::DecodeRoom::Answer answer = core_->room.reserve(exchange_.model, up, load);
-  if (answer.guard) {
-    room_ = *std::move(answer.guard);
-    return true;
-  }
-  ApiError error = api_error({ErrorCode::kExhausted, "all decode workers are full"});
-  error.code = "decode_pool_full";
-  error.retry_after_s = static_cast<int>(std::chrono::ceil<std::chrono::seconds>(answer.retry_after_ms).count());
-  failure_ = {.error = std::move(error)};
-  return false;
-}
-
 net::Task<void> PdFlow::run() {
-  if (!reserve_room()) {
-    co_await exchange_.fail(std::move(failure_));
-    co_return;
-  }
   for (bool may_restart = true;; may_restart = false) {
     Step step = co_await prefill();
     if (step != Step::kGoOn) co_return;
@@ -205,8 +159,7 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
     if (attempt > 0) core_->metrics.retried("decode");
     tried_decode_.push_back(*worker);
     const fleet::LoadGuard guard = core_->fleet.take(*worker, decode_load());
-    const fleet::RoomGuard place = core_->room.occupy(*worker, static_cast<int64_t>(reply_->n));
-    room_.release();
+    const auto place = occupy_decode_room(*core_, exchange_, *worker, static_cast<int64_t>(reply_->n));
     const Step step = co_await decode_leg(*worker, may_restart);
     if (step != Step::kRetry) co_return step;
   }
@@ -323,7 +276,7 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
   failure_ = co_await read_answer(response, exchange_.id);
   const int status = response.head().status;
   const std::string& code = failure_.error.code;
-  if (const auto wait = retry_after(response.head()); wait.count() > 0) core_->room.report_full(worker, wait);
+  note_busy(*core_, worker, response.head());
   core_->log.warn("{} refused a handoff: status {}, {}", core_->endpoint(worker).url(), status, loggable_code(code));
   if (code == "kv_pull_failed" && may_restart) co_return Step::kRestart;
   if (code == "handoff_invalid") {

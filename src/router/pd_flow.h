@@ -2,8 +2,6 @@
 // the prompt uses (docs/kindred-dialect.md). In a stream the client has its first token before that
 // choice is made.
 //
-// A prefill is only run while the decode pool has room for what follows it.
-//
 // Guarantees: nothing a worker does ends a stream that looks whole and is not; a lease is released
 // once, however the request ends; expert counts stay in the router.
 //
@@ -36,7 +34,6 @@ class PdFlow {
     kDone,     // the client has its answer, or is gone
   };
 
-  bool reserve_room();
   net::Task<Step> prefill();
   std::optional<fleet::WorkerId> choose_prefill();
   net::Task<Step> prefill_leg(fleet::WorkerId worker);
@@ -67,7 +64,6 @@ class PdFlow {
   policy::Reason prefill_reason_ = policy::Reason::kLeastLoaded;
   std::optional<PrefillReply> reply_;
   std::optional<LeaseHold> lease_;
-  fleet::RoomGuard room_;  // in the decode pool, until there is a place at a worker
   std::string handoff_;
   std::shared_ptr<const expert::ExpertCounts> counts_;
   bool counts_read_ = false;

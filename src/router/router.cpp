@@ -6,6 +6,7 @@
 #include <array>
 
 #include "router/admin.h"
+#include "router/decode_room.h"
 #include "router/door.h"
 #include "router/exchange.h"
 #include "router/headers.h"
@@ -53,6 +54,13 @@ ApiError no_such_path(const Exchange& exchange) {
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
   const fleet::Serving serving = core->fleet.serving(exchange.model);
   const auto paired = [&](fleet::Dialect dialect) { return serving.paired_by.at(static_cast<size_t>(dialect)); };
+  if (serving.paired) {
+    // A prompt is only run while the decode pool has room for what follows it.
+    if (std::optional<ApiError> full = reserve_decode_room(*core, exchange)) {
+      co_await exchange.fail(*std::move(full));
+      co_return;
+    }
+  }
   if (paired(fleet::Dialect::kKindred)) {
     PdFlow flow(core, exchange);
     co_await flow.run();

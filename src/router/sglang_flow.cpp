@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/splice.h"
 #include "router/whole_leg.h"
@@ -124,6 +125,7 @@ net::Task<void> SglangFlow::run() {
     KINDRED_CHECK(body.ok());  // it has been scanned
     const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
     const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
+    const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);
     const bool done = co_await run_pair(prefill->worker, *decode, *body);
     if (done) co_return;
   }

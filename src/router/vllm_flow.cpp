@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/refitter.h"
 #include "router/splice.h"
@@ -161,6 +162,7 @@ net::Task<void> VllmFlow::decode() {
     if (attempt > 0) core_->metrics.retried("decode");
     tried.push_back(*worker);
     const fleet::LoadGuard guard = core_->fleet.take(*worker, ask.load);
+    const auto place = occupy_decode_room(*core_, exchange_, *worker, ask.load.requests);
     const bool done = co_await leg.run(*worker, worker_head(exchange_), *body, exchange_.request.cancel);
     if (done) co_return;
   }

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "router/decode_room.h"
 #include "router/headers.h"
 
 namespace kindred::router {
@@ -19,6 +20,7 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
   if (core_->retry_on.contains(got.status)) {
+    note_busy(*core_, worker, got);
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
   }
