@@ -35,6 +35,8 @@ void EdgeArguments::add_to(ConfigSchema& schema) {
   schema.text("tls_client_ca", &tls_client_ca, "PEM file; clients must present a certificate of one of these");
   schema.text("upstream_ca", &upstream_ca,
               "PEM file that workers with https URLs are verified by; empty: the system's");
+  schema.text("upstream_cert", &upstream_cert, "PEM file with the router's own certificate, for workers that ask");
+  schema.text("upstream_key", &upstream_key, "PEM file with its key");
   schema.text("otlp_endpoint", &otlp_endpoint, "URL of an OpenTelemetry collector, as http://host:4318");
   schema.real("trace_sample", &trace_sample, 0, 1, "share of the traces begun here that are recorded");
   schema.integer("connections", &connections, 1, kMillion, "client connections at once; more: 503 and close");
@@ -86,7 +88,7 @@ Status EdgeArguments::apply(router::RouterOptions& out) const {
   out.edge.tls_client_ca = tls_client_ca;
   out.edge.otlp_endpoint = otlp_endpoint;
   out.edge.trace_sample = trace_sample;
-  auto tls = net::TlsClient::make(upstream_ca);
+  auto tls = net::TlsClient::make({upstream_ca, upstream_cert, upstream_key});
   if (!tls) return std::move(tls).error();
   upstream.tls = *std::move(tls);
   return apply_secrets(out.edge);

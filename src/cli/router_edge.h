@@ -19,7 +19,7 @@ struct EdgeArguments {
   int64_t admin_port = -1;
   std::string admin_key_file, api_keys_file, upstream_api_key_file;
   std::string access_log = "none", access_log_file;
-  std::string tls_cert, tls_key, tls_client_ca, upstream_ca;
+  std::string tls_cert, tls_key, tls_client_ca, upstream_ca, upstream_cert, upstream_key;
   std::string otlp_endpoint;
   double trace_sample = 1;
 

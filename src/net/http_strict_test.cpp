@@ -17,14 +17,23 @@ using testing::TestLoop;
 
 class StrictHttp : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { serve(30s); }
+  void TearDown() override {
+    stop();
+    loop_.stop();
+  }
+  void stop() {
+    loop_.run([this] { return server_->drain(0ms); });
+  }
+
+  void serve(std::chrono::milliseconds patience) {
+    if (server_) stop();
     loop_.call([&] {
       ServerOptions options;
       options.head.head_bytes = 4'096;
       options.head.header_count = 16;
       options.body_bytes = 1'000;
-      options.body_timeout_ms = 400ms;
-      options.head_timeout_ms = 400ms;
+      options.body_timeout_ms = options.head_timeout_ms = patience;
       server_ = std::make_unique<HttpServer>(
           loop_.executor(), options, [this](Request& request, ResponseWriter& out) { return handle(request, out); });
       const auto port = server_->listen("127.0.0.1", 0);
@@ -32,11 +41,6 @@ class StrictHttp : public ::testing::Test {
       port_ = *port;
     });
   }
-  void TearDown() override {
-    loop_.run([this] { return server_->drain(0ms); });
-    loop_.stop();
-  }
-
   Task<void> handle(Request& request, ResponseWriter& out) {
     ++handled_;
     co_await out.send(200, {}, request.body);
@@ -199,6 +203,7 @@ TEST_F(StrictHttp, RefusesAnExpectationWithoutReadingTheBody) {
 }
 
 TEST_F(StrictHttp, ASlowBodyTimesOutHoweverItIsFramed) {
+  serve(400ms);
   for (const std::string& wire : {chunked("5\r\nab"), chunked("5"), post("Content-Length: 5\r\n", "ab")}) {
     RawConnection peer = raw_connect(port_);
     peer.send(wire);
@@ -207,6 +212,7 @@ TEST_F(StrictHttp, ASlowBodyTimesOutHoweverItIsFramed) {
 }
 
 TEST_F(StrictHttp, AHeadThatTricklesTimesOut) {
+  serve(400ms);
   RawConnection peer = raw_connect(port_);
   std::atomic<bool> over{false};
   // One byte at a time would keep a timeout between reads from ever firing.

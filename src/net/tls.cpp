@@ -97,19 +97,33 @@ class TlsContext {
 
 namespace {
 
+kindred::Error unusable_file(std::string_view option, const std::string& file) {
+  return invalid(fmt::format("{}: {}: {}", option, file, last_reason()), std::string(option));
+}
+
+Status use_certificate(const TlsContext& context, const std::string& certificate, const std::string& key,
+                       std::string_view certificate_option, std::string_view key_option) {
+  SSL_CTX* ctx = context.get();
+  if (SSL_CTX_use_certificate_chain_file(ctx, certificate.c_str()) != 1) {
+    return unusable_file(certificate_option, certificate);
+  }
+  const bool fits =
+      SSL_CTX_use_PrivateKey_file(ctx, key.c_str(), SSL_FILETYPE_PEM) == 1 && SSL_CTX_check_private_key(ctx) == 1;
+  if (!fits) return unusable_file(key_option, key);
+  return {};
+}
+
 Result<std::shared_ptr<const TlsContext>> server_context(const TlsServerFiles& files) {
   const auto context = std::make_shared<TlsContext>(/*server=*/true);
   SSL_CTX* ctx = context->get();
-  const auto wrong = [](std::string_view option, const std::string& file) {
-    return invalid(fmt::format("{}: {}: {}", option, file, last_reason()), std::string(option));
-  };
   ERR_clear_error();
-  if (SSL_CTX_use_certificate_chain_file(ctx, files.certificate.c_str()) != 1)
-    return wrong("tls_cert", files.certificate);
-  if (SSL_CTX_use_PrivateKey_file(ctx, files.key.c_str(), SSL_FILETYPE_PEM) != 1) return wrong("tls_key", files.key);
-  if (SSL_CTX_check_private_key(ctx) != 1) return wrong("tls_key", files.key);
+  if (Status own = use_certificate(*context, files.certificate, files.key, "tls_cert", "tls_key"); !own) {
+    return std::move(own).error();
+  }
   if (!files.client_ca.empty()) {
-    if (SSL_CTX_load_verify_file(ctx, files.client_ca.c_str()) != 1) return wrong("tls_client_ca", files.client_ca);
+    if (SSL_CTX_load_verify_file(ctx, files.client_ca.c_str()) != 1) {
+      return unusable_file("tls_client_ca", files.client_ca);
+    }
     if (STACK_OF(X509_NAME)* names = SSL_load_client_CA_file(files.client_ca.c_str())) {
       SSL_CTX_set_client_CA_list(ctx, names);
     }
@@ -164,9 +178,12 @@ std::string TlsServer::fingerprint() const {
   return out;
 }
 
-Result<std::shared_ptr<TlsClient>> TlsClient::make(std::string ca) {
-  std::shared_ptr<TlsClient> client(new TlsClient(std::move(ca)));  // the constructor is private
-  if (client->ca_.empty()) return client;
+Result<std::shared_ptr<TlsClient>> TlsClient::make(TlsClientFiles files) {
+  if (files.certificate.empty() != files.key.empty()) {
+    return invalid("upstream_cert and upstream_key are given together, or neither", "upstream_key");
+  }
+  std::shared_ptr<TlsClient> client(new TlsClient(std::move(files)));  // the constructor is private
+  if (client->files_.ca.empty() && client->files_.certificate.empty()) return client;
   if (auto context = client->context(); !context) return std::move(context).error();
   return client;
 }
@@ -176,11 +193,14 @@ Result<std::shared_ptr<const TlsContext>> TlsClient::context() {
   if (context_) return context_;
   const auto context = std::make_shared<TlsContext>(/*server=*/false);
   ERR_clear_error();
-  const int trusted = ca_.empty() ? SSL_CTX_set_default_verify_paths(context->get())
-                                  : SSL_CTX_load_verify_file(context->get(), ca_.c_str());
-  if (trusted != 1) {
-    return invalid(fmt::format("upstream_ca: {}: {}", ca_.empty() ? "the system's store" : ca_, last_reason()),
-                   "upstream_ca");
+  const std::string& ca = files_.ca;
+  const int trusted = ca.empty() ? SSL_CTX_set_default_verify_paths(context->get())
+                                 : SSL_CTX_load_verify_file(context->get(), ca.c_str());
+  if (trusted != 1) return unusable_file("upstream_ca", ca.empty() ? "the system's store" : ca);
+  if (!files_.certificate.empty()) {
+    if (Status own = use_certificate(*context, files_.certificate, files_.key, "upstream_cert", "upstream_key"); !own) {
+      return std::move(own).error();
+    }
   }
   SSL_CTX_set_verify(context->get(), SSL_VERIFY_PEER, nullptr);
   context_ = context;

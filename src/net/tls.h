@@ -49,18 +49,24 @@ class TlsServer {
   std::string read_;  // fingerprint of what was read last
 };
 
-// How peers are verified: the host's name and a chain to `ca`, or to the system's store if that is empty.
+// Files in PEM; each may be empty.
+struct TlsClientFiles {
+  std::string ca;                // peers must have a chain to one of these; empty: to the system's store
+  std::string certificate, key;  // of our own, for peers that ask for one
+};
+
+// How peers are verified: by the host's name and the chain of their certificate.
 class TlsClient {
  public:
   // Error: kInvalid for a file that cannot be read. The system's store is read at the first use.
-  static Result<std::shared_ptr<TlsClient>> make(std::string ca);
+  static Result<std::shared_ptr<TlsClient>> make(TlsClientFiles files);
 
   Result<std::shared_ptr<const TlsContext>> context();
 
  private:
-  explicit TlsClient(std::string ca) : ca_(std::move(ca)) {}
+  explicit TlsClient(TlsClientFiles files) : files_(std::move(files)) {}
 
-  const std::string ca_;
+  const TlsClientFiles files_;
   std::mutex mutex_;
   std::shared_ptr<const TlsContext> context_;
 };

@@ -32,14 +32,14 @@ class TlsTest : public ::testing::Test {
     loop_.stop();
   }
 
-  void serve(const CertificateFiles& files, std::string client_ca = {}) {
+  void serve(const CertificateFiles& files, std::string client_ca = {}, std::chrono::milliseconds patience = 30s) {
     auto tls = TlsServer::load(files_of(files, std::move(client_ca)));
     ASSERT_TRUE(tls.ok()) << tls.error().message;
     tls_ = *tls;
     loop_.call([&] {
       ServerOptions options;
       options.tls = tls_;
-      options.head_timeout_ms = 500ms;
+      options.head_timeout_ms = patience;
       server_ = std::make_unique<HttpServer>(
           loop_.executor(), options, [this](Request& request, ResponseWriter& out) { return handle(request, out); });
       const auto port = server_->listen("127.0.0.1", 0);
@@ -48,8 +48,8 @@ class TlsTest : public ::testing::Test {
     });
   }
 
-  void trust(const std::string& ca) {
-    auto tls = TlsClient::make(ca);
+  void trust(const std::string& ca, const CertificateFiles& own = {}) {
+    auto tls = TlsClient::make({ca, own.certificate, own.key});
     ASSERT_TRUE(tls.ok()) << tls.error().message;
     ClientOptions options;
     options.tls = *tls;
@@ -167,6 +167,12 @@ TEST_F(TlsTest, AskedForAClientCertificateOneWithoutIsTurnedAway) {
   trust(authority_.ca());
   EXPECT_FALSE(exchange("/").ok());
   EXPECT_EQ(handled_, 0);
+  TestAuthority other;
+  trust(authority_.ca(), other.issue("stranger"));
+  EXPECT_FALSE(exchange("/").ok());
+  EXPECT_EQ(handled_, 0);
+  trust(authority_.ca(), authority_.issue("client"));
+  EXPECT_TRUE(exchange("/").ok());
 }
 
 TEST_F(TlsTest, TheCertificateIsReplacedWithoutARestart) {
@@ -192,7 +198,7 @@ TEST_F(TlsTest, TheCertificateIsReplacedWithoutARestart) {
 }
 
 TEST_F(TlsTest, PeersThatDoNotSpeakItAreDropped) {
-  serve(authority_.issue("s"));
+  serve(authority_.issue("s"), "", 300ms);
   RawConnection plain = raw_connect(port_);
   plain.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
   EXPECT_TRUE(plain.wait_closed());
@@ -246,7 +252,9 @@ TEST(TlsFiles, AreCheckedAtTheStart) {
   EXPECT_EQ(field(TlsServer::load({one.certificate, two.key, ""})), "tls_key");
   EXPECT_EQ(field(TlsServer::load({one.key, one.key, ""})), "tls_cert");
   EXPECT_EQ(field(TlsServer::load({one.certificate, one.key, one.key})), "tls_client_ca");
-  EXPECT_EQ(TlsClient::make(one.key).error().field, "upstream_ca");
+  EXPECT_EQ(TlsClient::make({one.key, "", ""}).error().field, "upstream_ca");
+  EXPECT_EQ(TlsClient::make({"", one.certificate, ""}).error().field, "upstream_key");
+  EXPECT_EQ(TlsClient::make({"", one.certificate, two.key}).error().field, "upstream_key");
 }
 
 }  // namespace

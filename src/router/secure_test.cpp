@@ -21,7 +21,7 @@ class SecureTest : public RouterTest {
     return tls.ok() ? *tls : nullptr;
   }
   static std::shared_ptr<net::TlsClient> trusting(const std::string& ca) {
-    auto tls = net::TlsClient::make(ca);
+    auto tls = net::TlsClient::make({ca, "", ""});
     EXPECT_TRUE(tls.ok());
     return tls.ok() ? *tls : nullptr;
   }
