@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kRoleLabel = "kindred/role";
 constexpr int kGone = 410;
 
-Error corrupt(std::string what) { return Error{ErrorCode::kCorrupt, "EndpointSlices: " + std::move(what)}; }
+Error bad_slices(std::string what) { return Error{ErrorCode::kCorrupt, "EndpointSlices: " + std::move(what)}; }
 
 const Json* member(const Json& object, std::string_view name) {
   if (!object.is_object()) return nullptr;
@@ -131,13 +131,13 @@ Status EndpointSlices::list(std::string_view json) {
   const std::string version = metadata == nullptr ? std::string() : text(member(*metadata, "resourceVersion"));
   const Json* items = member(root, "items");
   // An empty list is given as null by some servers.
-  if (version.empty() || (items != nullptr && !items->is_array())) return corrupt("the answer is not a list");
-  if (items != nullptr && items->size() > kMaxSlices) return corrupt(fmt::format("{} slices", items->size()));
+  if (version.empty() || (items != nullptr && !items->is_array())) return bad_slices("the answer is not a list");
+  if (items != nullptr && items->size() > kMaxSlices) return bad_slices(fmt::format("{} slices", items->size()));
   std::map<std::string, std::vector<WantedWorker>> slices;
   if (items != nullptr) {
     for (const Json& slice : *items) {
       const Json* own = member(slice, "metadata");
-      if (own == nullptr) return corrupt("a slice has no metadata");
+      if (own == nullptr) return bad_slices("a slice has no metadata");
       slices[text(member(*own, "name"))] = read_slice(slice, service_);
     }
   }
@@ -150,7 +150,7 @@ Status EndpointSlices::event(std::string_view line) {
   const Json root = parse_json(line);
   const std::string type = text(member(root, "type"));
   const Json* object = member(root, "object");
-  if (type.empty() || object == nullptr) return corrupt("a line of the watch is no event");
+  if (type.empty() || object == nullptr) return bad_slices("a line of the watch is no event");
   if (type == "ERROR") {
     const Json* code = member(*object, "code");
     const bool gone = code != nullptr && code->is_number_integer() && code->get<int64_t>() == kGone;
@@ -159,10 +159,10 @@ Status EndpointSlices::event(std::string_view line) {
   }
   const Json* metadata = member(*object, "metadata");
   const std::string version = metadata == nullptr ? std::string() : text(member(*metadata, "resourceVersion"));
-  if (version.empty()) return corrupt("an event has no resourceVersion");
+  if (version.empty()) return bad_slices("an event has no resourceVersion");
   const std::string name = text(member(*metadata, "name"));
   if (type == "ADDED" || type == "MODIFIED") {
-    if (!slices_.contains(name) && slices_.size() >= kMaxSlices) return corrupt("too many slices");
+    if (!slices_.contains(name) && slices_.size() >= kMaxSlices) return bad_slices("too many slices");
     slices_[name] = read_slice(*object, service_);
   } else if (type == "DELETED") {
     slices_.erase(name);

@@ -14,7 +14,7 @@ namespace ondemand = simdjson::ondemand;
 constexpr std::array<std::string_view, 3> kFields = {"expert_counts", "decode_expert_counts", "expert_gates"};
 constexpr int kMostFields = 8;  // a field given more often is no engine's
 
-struct Span {
+struct Cut {
   size_t begin = 0, end = 0;
 };
 
@@ -44,7 +44,7 @@ const char* end_of(ondemand::value value) {
 }
 
 // Of the first such field, from its key to the end of its value.
-std::optional<Span> find_counts(ondemand::parser& parser, const std::string& answer) {
+std::optional<Cut> find_counts(ondemand::parser& parser, const std::string& answer) {
   const simdjson::padded_string_view padded(answer.data(), answer.size(), answer.capacity());
   ondemand::document document;
   ondemand::object object;
@@ -57,13 +57,13 @@ std::optional<Span> find_counts(ondemand::parser& parser, const std::string& ans
     if (!is_counts(key)) continue;
     const char* end = end_of(value);
     if (end == nullptr) return std::nullopt;
-    return Span{static_cast<size_t>(raw_key.raw() - 1 - answer.data()), static_cast<size_t>(end - answer.data())};
+    return Cut{static_cast<size_t>(raw_key.raw() - 1 - answer.data()), static_cast<size_t>(end - answer.data())};
   }
   return std::nullopt;
 }
 
 // With the comma that would be one too many.
-Span with_comma(std::string_view json, Span field) {
+Cut with_comma(std::string_view json, Cut field) {
   constexpr std::string_view kSpace = " \t\r\n";
   const size_t before = json.substr(0, field.begin).find_last_not_of(kSpace);
   if (before != std::string_view::npos && json[before] == ',') return {before, field.end};
@@ -80,9 +80,9 @@ void remove_expert_counts(std::string& answer) {
   answer.reserve(answer.size() + simdjson::SIMDJSON_PADDING);
   ondemand::parser parser;
   for (int i = 0; i < kMostFields; ++i) {
-    const std::optional<Span> found = find_counts(parser, answer);
+    const std::optional<Cut> found = find_counts(parser, answer);
     if (!found) return;
-    const Span cut = with_comma(answer, *found);
+    const Cut cut = with_comma(answer, *found);
     answer.erase(cut.begin, cut.end - cut.begin);
   }
 }

@@ -14,7 +14,7 @@ namespace ondemand = simdjson::ondemand;
 using simdjson::error_code;
 
 // More choices than any engine accepts; bounds what a reply can do to the load of a worker.
-constexpr uint64_t kMaxChoices = 4096;
+constexpr uint64_t kMostChoices = 4096;
 
 Error corrupt(std::string_view what) {
   return Error{ErrorCode::kCorrupt, fmt::format("the prefill worker's reply is malformed: {}", what)};
@@ -101,7 +101,7 @@ Result<PrefillReply> PrefillReply::parse(std::string bytes) {
   }
   if (version != 1) return corrupt("'v' is not 1");
   if (!is_media_type(out.content_type)) return corrupt("'content_type' is neither an event stream nor JSON");
-  if (out.n == 0 || out.n > kMaxChoices) return corrupt("'n' is out of range");
+  if (out.n == 0 || out.n > kMostChoices) return corrupt("'n' is out of range");
   if (!out.finished && (out.lease_id.empty() || out.state.empty())) return corrupt("'lease' or 'state' is missing");
   return out;
 }

@@ -19,7 +19,7 @@
 namespace kindred::router {
 namespace {
 
-constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kSglangPrefill = "the prefill worker";
 
 // The prefill leg beside the decode leg. Both legs and whoever waits share it.
 struct Sibling {
@@ -75,7 +75,7 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
   }
   if (!error.message.empty() && error.code != ErrorCode::kCancelled) {
     core->log.warn("{}: request {}: {}", core->endpoint(worker).url(), exchange.id, error.message);
-    fail(transport_failure(*core, worker, kPrefillWorker, error));
+    fail(transport_failure(*core, worker, kSglangPrefill, error));
   }
   sibling->done = true;
   sibling->ended.cancel();

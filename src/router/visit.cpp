@@ -11,7 +11,7 @@ namespace {
 
 // Tokens of a prompt before anybody has counted them. English text has about four bytes a token, and what JSON
 // adds is set right when the request ends.
-constexpr uint64_t kBytesPerToken = 4;
+constexpr uint64_t kBodyBytesPerToken = 4;
 
 ApiError unauthorized(Exchange& exchange, std::string_view message) {
   exchange.answer_headers.add("WWW-Authenticate", "Bearer");
@@ -73,7 +73,7 @@ std::optional<ApiError> Visit::admit_operator(bool own_listener) const {
 
 std::optional<ApiError> Visit::charge() {
   if (limits_ == KeyLimits{}) return std::nullopt;
-  const uint64_t estimate = exchange_.request.body.size() / kBytesPerToken;
+  const uint64_t estimate = exchange_.request.body.size() / kBodyBytesPerToken;
   const RateLimiter::Verdict verdict = core_.edge->limiter.admit(exchange_.key_name, limits_, estimate);
   add_rate_headers(exchange_.answer_headers, verdict);
   if (verdict.admitted) {

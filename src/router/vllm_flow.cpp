@@ -15,7 +15,7 @@
 namespace kindred::router {
 namespace {
 
-constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kVllmPrefill = "the prefill worker";
 constexpr std::string_view kParams = "kv_transfer_params";
 constexpr std::string_view kAskForTransfer =
     R"({"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,)"
@@ -135,7 +135,7 @@ net::Task<VllmFlow::Step> VllmFlow::after_transport_error(fleet::WorkerId worker
     co_return Step::kDone;
   }
   core_->log.warn("{}: request {}: {}", core_->endpoint(worker).url(), exchange_.id, error.message);
-  failure_ = transport_failure(*core_, worker, kPrefillWorker, error);
+  failure_ = transport_failure(*core_, worker, kVllmPrefill, error);
   if (worth_retrying(error)) co_return Step::kRetry;
   co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
