@@ -19,6 +19,14 @@ add_library(kindred_zmq INTERFACE)
 target_include_directories(kindred_zmq SYSTEM INTERFACE "${KINDRED_ZMQ_INCLUDE}")
 target_link_libraries(kindred_zmq INTERFACE "${KINDRED_ZMQ_LIBRARY}")
 
+# Instead of the C library's malloc, which takes a fifth of the processor time of a relayed request. Sanitizers
+# bring their own.
+add_library(kindred_malloc INTERFACE)
+if(NOT KINDRED_SANITIZE)
+  find_library(KINDRED_MIMALLOC_LIBRARY mimalloc REQUIRED)
+  target_link_libraries(kindred_malloc INTERFACE "${KINDRED_MIMALLOC_LIBRARY}")
+endif()
+
 # Asio is compiled once, in src/net/asio.cpp, not in every file that includes it.
 add_library(kindred_asio INTERFACE)
 target_compile_definitions(kindred_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)

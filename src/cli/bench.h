@@ -18,6 +18,7 @@ int bench_decide(Args args);
 int bench_fit(Args args);
 int bench_locality(Args args);
 int bench_prefix(Args args);
+int bench_relay(Args args);
 #ifdef KINDRED_HAVE_ENGINE
 int bench_engine(Args args);
 int bench_step(Args args);

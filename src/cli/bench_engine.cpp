@@ -34,8 +34,8 @@ using engine::Token;
 constexpr uint32_t kPromptTokens = 32;
 constexpr uint32_t kSteps = 32;  // measured
 constexpr uint32_t kSlack = 16;  // steps by which the first job may be ahead of the last
-constexpr auto kBatches = std::to_array<uint32_t>({1, 8, 16});
-constexpr uint32_t kMostBatch = kBatches.back();
+constexpr auto kSequences = std::to_array<uint32_t>({1, 8, 16});
+constexpr uint32_t kMostBatch = kSequences.back();
 
 struct EngineBenchOptions {
   std::string model;
@@ -261,7 +261,7 @@ class EngineBench {
   std::vector<std::unique_ptr<Variant>> variants_;
   Work work_;
   double agreed_ = 0;
-  std::array<Rates, kBatches.size()> rates_;
+  std::array<Rates, kSequences.size()> rates_;
 };
 
 Status EngineBench::prepare() {
@@ -326,12 +326,12 @@ Status EngineBench::measure() {
   const MonotonicTime begin = clock.now();
   Progress progress("measuring (s)", static_cast<size_t>(options_.seconds));
   for (size_t round = 0;; ++round) {
-    for (size_t b = 0; b < kBatches.size(); ++b) {
+    for (size_t b = 0; b < kSequences.size(); ++b) {
       for (size_t i = 0; i < variants_.size(); ++i) {
         const size_t v = (i + round) % variants_.size();
-        const auto took_s = variants_[v]->run(work_, kBatches[b]);
+        const auto took_s = variants_[v]->run(work_, kSequences[b]);
         if (!took_s) return took_s.error();
-        rates_[b][v].push_back(kSteps * kBatches[b] / *took_s);
+        rates_[b][v].push_back(kSteps * kSequences[b] / *took_s);
         progress.set(
             static_cast<size_t>(std::min(seconds_between(begin, clock.now()), static_cast<double>(options_.seconds))));
       }
@@ -372,7 +372,7 @@ void EngineBench::print_text() const {
   for (const Comparison& comparison : kComparisons) {
     if (comparison.which >= variants_.size()) continue;
     std::vector<std::string> row{comparison.name};
-    for (size_t b = 0; b < kBatches.size(); ++b) {
+    for (size_t b = 0; b < kSequences.size(); ++b) {
       const auto of = ratios(b, comparison);
       row.push_back(fmt::format("{:.3f} ({:.3f}-{:.3f})", quantile(of, 0.5), quantile(of, 0.25), quantile(of, 0.75)));
     }
@@ -393,8 +393,8 @@ void EngineBench::print_json() const {
               {"rounds", rates_[0][0].size()},
               {"tokens_agreed", agreed_},
               {"time", options_.cpu_time ? "processor" : "wall"}};
-  for (size_t b = 0; b < kBatches.size(); ++b) {
-    Json entry = {{"sequences", kBatches[b]}};
+  for (size_t b = 0; b < kSequences.size(); ++b) {
+    Json entry = {{"sequences", kSequences[b]}};
     for (size_t v = 0; v < variants_.size(); ++v) entry["tokens_per_s"][variants_[v]->name()] = rates_[b][v];
     for (const Comparison& comparison : kComparisons) {
       if (comparison.which >= variants_.size()) continue;
@@ -414,7 +414,7 @@ Status EngineBench::draw() const {
   chart.title = "Decode tokens/s: Kindred's step loop and llama.cpp's";
   chart.y_label = options_.cpu_time ? "tokens/s of processor time, median" : "tokens/s, median";
   chart.note = machine_text(machine_);
-  for (const uint32_t batch : kBatches) chart.categories.push_back(fmt::format("{} sequences", batch));
+  for (const uint32_t batch : kSequences) chart.categories.push_back(fmt::format("{} sequences", batch));
   for (size_t v = 0; v < variants_.size(); ++v) {
     chart.groups.push_back(variants_[v]->name());
     std::vector<double> values;

@@ -28,6 +28,7 @@ class Child {
   ~Child();
 
   bool running();
+  int pid() const { return pid_; }  // -1: it has ended
   // Its exit status, 128 + signal if it was killed; no value: still running after `timeout`.
   std::optional<int> wait(std::chrono::milliseconds timeout);
   // The last lines it wrote, for an error message.

@@ -16,6 +16,8 @@ namespace {
 // A peer may send requests ahead; what is taken out of the socket for them while one is handled.
 constexpr size_t kPipelineBytes = 64 * 1024;
 constexpr std::chrono::milliseconds kHangUpPoll{250};
+// Most requests are over before anybody could leave: watching from the start would cost each a system call.
+constexpr std::chrono::milliseconds kWatchAfter{100};
 // After an answer that ends the connection early, what still arrives is read for this long: closing
 // over unread bytes sends a reset, which can destroy the answer on its way.
 constexpr std::chrono::milliseconds kLinger{2'000};
@@ -305,18 +307,47 @@ void ServerConnection::cancel() {
 void ServerConnection::begin_watch(Request& request) {
   source_.emplace();
   request.cancel = source_->token();
-  watch();
+  watch_soon();
 }
 
 void ServerConnection::end_watch() {
   source_.reset();
+  forget_watch();
   if (hang_up_timer_) hang_up_timer_->cancel();
 }
 
-void ServerConnection::watch() {
-  // A wait left over from the request before serves for this one too; none is taken back when a
-  // request ends, which spares a system call.
+void ServerConnection::watch_soon() {
+  // A wait left over from the request before serves for this one too; none is taken back when a request
+  // ends, which spares another system call.
   if (watch_armed_) return;
+  ServerContext& context = *context_;
+  unwatched_at_ = context.unwatched.size();
+  context.unwatched.push_back(this);
+  if (std::exchange(context.watch_due, true)) return;
+  if (!context.watch_timer) context.watch_timer.emplace(wire_->socket().get_executor());
+  context.watch_timer->expires_after(kWatchAfter);
+  context.watch_timer->async_wait([weak = std::weak_ptr(context_)](SystemError error) {
+    const std::shared_ptr<ServerContext> shared = weak.lock();
+    if (!shared) return;
+    shared->watch_due = false;
+    if (error) return;
+    for (ServerConnection* connection : std::exchange(shared->unwatched, {})) {
+      connection->unwatched_at_ = kNotWaiting;
+      connection->watch();
+    }
+  });
+}
+
+void ServerConnection::forget_watch() {
+  if (unwatched_at_ == kNotWaiting) return;
+  std::vector<ServerConnection*>& all = context_->unwatched;
+  all[unwatched_at_] = all.back();
+  all[unwatched_at_]->unwatched_at_ = unwatched_at_;
+  all.pop_back();
+  unwatched_at_ = kNotWaiting;
+}
+
+void ServerConnection::watch() {
   watch_armed_ = true;
   wire_->socket().async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](SystemError error) {
     self->watch_armed_ = false;

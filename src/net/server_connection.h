@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/log.h"
 #include "net/http_message.h"
@@ -21,6 +22,8 @@
 
 namespace kindred::net {
 
+class ServerConnection;
+
 // What a server's connections share.
 struct ServerContext {
   ServerOptions options;
@@ -28,11 +31,18 @@ struct ServerContext {
   Doorkeeper doorkeeper;  // may be empty
   Logger log{"net"};
   bool stopping = false;  // no request follows the current one
+  // Connections whose handler runs and whose peer is not watched yet, and what will see to that.
+  std::vector<ServerConnection*> unwatched = {};
+  std::optional<asio::steady_timer> watch_timer = {};
+  bool watch_due = false;  // the timer runs
 };
 
 class ServerConnection final : public ResponseWriter, public std::enable_shared_from_this<ServerConnection> {
  public:
   ServerConnection(std::shared_ptr<ServerContext> context, asio::ip::tcp::socket socket);
+  ~ServerConnection() override { forget_watch(); }
+  ServerConnection(const ServerConnection&) = delete;
+  ServerConnection& operator=(const ServerConnection&) = delete;
 
   Task<void> run();        // until the connection is closed
   Task<void> turn_away();  // 503 and close
@@ -85,6 +95,8 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
 
   void begin_watch(Request& request);
   void end_watch();
+  void watch_soon();
+  void forget_watch();
   void watch();
   void on_readable(SystemError error);
   void poll_hang_up();
@@ -101,6 +113,8 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   std::optional<CancelSource> source_;
   std::optional<asio::steady_timer> hang_up_timer_;
   bool watch_armed_ = false;
+  static constexpr size_t kNotWaiting = SIZE_MAX;
+  size_t unwatched_at_ = kNotWaiting;  // index in the context's list
   bool peer_gone_ = false;
 
   // The response being written.

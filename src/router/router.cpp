@@ -15,6 +15,7 @@
 #include "router/models.h"
 #include "router/otlp.h"
 #include "router/pd_flow.h"
+#include "router/loop_watch.h"
 #include "router/plain_flow.h"
 #include "router/prober.h"
 #include "router/refitter.h"
@@ -274,6 +275,7 @@ Result<uint16_t> Router::listen() {
     start_probing(core_);
     start_refitting(core_);
     start_renewing(core_);
+    start_loop_watch(core_);
     if (core_->edge->tls()) Core::spawn(core_, watch_certificate(core_), /*standing=*/true);
     if (core_->edge->otlp()) Core::spawn(core_, export_spans(core_), /*standing=*/true);
   }

@@ -64,6 +64,9 @@ class RouterMetrics {
   Counter& refit_skipped;  // too few requests
   Counter& refit_failures;
   Counter& refit_dropped;  // requests that the window had no room for
+  Histogram& loop_late_s;  // how much later than asked a timer of the router's loop fired
+  Gauge& loop_late_max_s;
+
   Gauge& refit_running;
   Gauge& refit_window_requests;
   Gauge& refit_shift;  // of the last one

@@ -6,12 +6,10 @@
 #include <chrono>
 #include <cmath>
 
+#include "router/leg_load.h"
+
 namespace kindred::router {
 namespace {
-
-// Tokens of a prompt before anybody has counted them. English text has about four bytes a token, and what JSON
-// adds is set right when the request ends.
-constexpr uint64_t kBodyBytesPerToken = 4;
 
 ApiError unauthorized(Exchange& exchange, std::string_view message) {
   exchange.answer_headers.add("WWW-Authenticate", "Bearer");
@@ -73,7 +71,7 @@ std::optional<ApiError> Visit::admit_operator(bool own_listener) const {
 
 std::optional<ApiError> Visit::charge() {
   if (limits_ == KeyLimits{}) return std::nullopt;
-  const uint64_t estimate = exchange_.request.body.size() / kBodyBytesPerToken;
+  const uint64_t estimate = exchange_.request.body.size() / kBytesPerToken;
   const RateLimiter::Verdict verdict = core_.edge->limiter.admit(exchange_.key_name, limits_, estimate);
   add_rate_headers(exchange_.answer_headers, verdict);
   if (verdict.admitted) {
