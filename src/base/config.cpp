@@ -11,6 +11,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/json.h"
+
 namespace kindred {
 namespace {
 
@@ -192,34 +194,78 @@ Status ConfigSchema::parse_flags(std::span<const char* const> args) {
   return {};
 }
 
-Status ConfigSchema::parse_yaml(std::string_view yaml, std::string_view origin) {
-  try {
-    const YAML::Node root = YAML::Load(std::string(yaml));
-    if (root.IsNull()) return {};
-    if (!root.IsMap()) return invalid(fmt::format("{}: expected `key: value` lines at the top", origin));
-    for (const auto& entry : root) {
-      const std::string name = entry.first.as<std::string>();
-      const std::string where = fmt::format("{}:{}", origin, entry.first.Mark().line + 1);
-      Option* option = find(name);
-      if (option == nullptr) return unknown(name, where);
-      option->list_given = false;
-      const bool list = std::holds_alternative<std::vector<std::string>*>(option->target);
-      if (list && entry.second.IsSequence()) {
-        std::get<std::vector<std::string>*>(option->target)->clear();
-        for (const auto& item : entry.second) {
-          if (!item.IsScalar()) return invalid(fmt::format("{}: {}: expected a list of words", where, name), name);
-          if (Status done = set(*option, item.Scalar(), where); !done) return done;
-        }
-      } else if (entry.second.IsScalar()) {
-        if (Status done = set(*option, entry.second.Scalar(), where); !done) return done;
-      } else {
-        return invalid(fmt::format("{}: {}: expected {}", where, name, list ? "a list" : "a single value"), name);
-      }
+Status ConfigSchema::set_entry(const std::string& name, const YAML::Node& node, std::string_view where) {
+  Option* option = find(name);
+  if (option == nullptr) return unknown(name, where);
+  option->list_given = false;
+  const bool list = std::holds_alternative<std::vector<std::string>*>(option->target);
+  if (list && node.IsSequence()) {
+    std::get<std::vector<std::string>*>(option->target)->clear();
+    for (const auto& item : node) {
+      if (!item.IsScalar()) return invalid(fmt::format("{}: {}: expected a list of words", where, name), name);
+      if (Status done = set(*option, item.Scalar(), where); !done) return done;
     }
     return {};
-  } catch (const YAML::Exception& error) {
-    return invalid(fmt::format("{}:{}: {}", origin, error.mark.line + 1, error.msg));
   }
+  if (node.IsScalar()) return set(*option, node.Scalar(), where);
+  return invalid(fmt::format("{}: {}: expected {}", where, name, list ? "a list" : "a single value"), name);
+}
+
+std::vector<Error> ConfigSchema::check_yaml(std::string_view yaml, std::string_view origin) {
+  std::vector<Error> problems;
+  try {
+    const YAML::Node root = YAML::Load(std::string(yaml));
+    if (root.IsNull()) return problems;
+    if (!root.IsMap()) {
+      problems.push_back(invalid(fmt::format("{}: expected `key: value` lines at the top", origin)));
+      return problems;
+    }
+    for (const auto& entry : root) {
+      const std::string where = fmt::format("{}:{}", origin, entry.first.Mark().line + 1);
+      if (!entry.first.IsScalar()) {
+        problems.push_back(invalid(fmt::format("{}: a key must be a word", where)));
+        continue;
+      }
+      if (Status done = set_entry(entry.first.Scalar(), entry.second, where); !done) {
+        problems.push_back(std::move(done).error());
+      }
+    }
+  } catch (const YAML::Exception& error) {
+    problems.push_back(invalid(fmt::format("{}:{}: {}", origin, error.mark.line + 1, error.msg)));
+  }
+  return problems;
+}
+
+Status ConfigSchema::parse_yaml(std::string_view yaml, std::string_view origin) {
+  std::vector<Error> problems = check_yaml(yaml, origin);
+  if (!problems.empty()) return std::move(problems.front());
+  return {};
+}
+
+std::string ConfigSchema::config_path(std::span<const char* const> args) {
+  std::string path;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string_view arg = args[i];
+    if (arg == "--config" && i + 1 < args.size()) path = args[i + 1];
+    else if (arg.starts_with("--config=")) path = arg.substr(9);
+  }
+  return path;
+}
+
+std::string ConfigSchema::to_json() const {
+  Json out = Json::object();
+  for (const Option& option : options_) {
+    std::visit(Overloaded{
+                   [&](const std::string* field) { out[option.name] = *field; },
+                   [&](const bool* field) { out[option.name] = *field; },
+                   [&](const Integer& target) { out[option.name] = *target.field; },
+                   [&](const Real& target) { out[option.name] = *target.field; },
+                   [&](const Choice& target) { out[option.name] = *target.field; },
+                   [&](const std::vector<std::string>* field) { out[option.name] = *field; },
+               },
+               option.target);
+  }
+  return dump_json(out);
 }
 
 std::string ConfigSchema::help() const {

@@ -19,6 +19,10 @@
 
 #include "base/result.h"
 
+namespace YAML {
+class Node;
+}  // namespace YAML
+
 namespace kindred {
 
 class ConfigSchema {
@@ -40,6 +44,14 @@ class ConfigSchema {
   // `--config FILE` among the flags is read first; the schema adds that flag itself when asked.
   void accept_config_file() { config_file_ = true; }
   Status parse_yaml(std::string_view yaml, std::string_view origin);
+  // The same, but goes on after an error: everything that is wrong, in the order of the text. Fields that are
+  // right are set either way.
+  std::vector<Error> check_yaml(std::string_view yaml, std::string_view origin);
+  // `--config` of `args`; empty: none is given.
+  static std::string config_path(std::span<const char* const> args);
+
+  // The values as they are now, as a JSON object, lists as arrays.
+  std::string to_json() const;
 
   std::string help() const;  // for a terminal
   bool help_requested() const { return help_requested_; }
@@ -72,6 +84,7 @@ class ConfigSchema {
 
   Option* find(std::string_view name);
   Error unknown(std::string_view name, std::string_view origin) const;
+  Status set_entry(const std::string& name, const YAML::Node& node, std::string_view where);
   Status set(Option& option, std::string_view value, std::string_view origin);
 
   std::string usage_, about_;

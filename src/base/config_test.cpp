@@ -94,5 +94,26 @@ TEST(EditDistance, CountsSwapsOnce) {
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3U);
 }
 
+TEST(ConfigSchema, SaysAllThatIsWrongAtOnce) {
+  int64_t number = 5;
+  std::string name = "x";
+  std::vector<std::string> list = {"a"};
+  ConfigSchema schema("t", "t");
+  schema.integer("number", &number, 1, 10, "n");
+  schema.text("name", &name, "n");
+  schema.list("list", &list, "l");
+  const std::vector<Error> problems = schema.check_yaml("number: 11\nnome: y\nlist: {a: b}\nname: good\n[1]: 2\n", "f");
+  ASSERT_EQ(problems.size(), 4U);
+  EXPECT_EQ(problems[0].field, "number");
+  EXPECT_NE(problems[0].message.find("f:1: number: got '11', accepted: a whole number from 1 to 10"), std::string::npos)
+      << problems[0].message;
+  EXPECT_NE(problems[1].message.find("f:2: unknown key 'nome'; the nearest valid one is 'name'"), std::string::npos);
+  EXPECT_EQ(problems[2].field, "list");
+  EXPECT_NE(problems[3].message.find("f:5"), std::string::npos);
+  EXPECT_EQ(name, "good");
+  EXPECT_EQ(schema.check_yaml("a: [", "f").size(), 1U);
+  EXPECT_EQ(schema.to_json(), R"({"list":["a"],"name":"good","number":5})");
+}
+
 }  // namespace
 }  // namespace kindred

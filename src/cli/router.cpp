@@ -9,6 +9,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,9 @@ struct RouterArguments {
   int64_t decisions = 1024;
   int64_t drain_ms = 30'000;
   RequestArguments requests;
+  std::string workers_file, kubernetes_api, kubernetes_token_file, kubernetes_ca_file;
+  std::vector<std::string> kubernetes_services;
+  int64_t workers_file_interval_ms = 1'000, dns_interval_ms = 5'000;
   EdgeArguments edge;
 };
 
@@ -73,6 +78,15 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("refit_grace_ms", &o.refit_grace_ms, 0, kDayMs,
                  "how long a worker that is down or removed keeps its cohort");
   schema.flag("manage_workers", &o.manage_workers, "POST and DELETE /workers change the fleet; see docs/router.md");
+  schema.text("workers_file", &o.workers_file, "YAML or JSON list of workers that is watched; see docs/router.md");
+  schema.integer("workers_file_interval_ms", &o.workers_file_interval_ms, 10, kDayMs, "between two looks at it");
+  schema.list("kubernetes_service", &o.kubernetes_services,
+              "NAMESPACE/NAME[:PORT][=prefill|decode|both]: workers are the endpoints of this Service");
+  schema.text("kubernetes_api", &o.kubernetes_api, "URL of the API server; empty: that of the pod the router runs in");
+  schema.text("kubernetes_token_file", &o.kubernetes_token_file, "token for it; empty: the pod's, or none");
+  schema.text("kubernetes_ca_file", &o.kubernetes_ca_file, "whose certificate it has; empty: the pod's");
+  schema.integer("dns_interval_ms", &o.dns_interval_ms, 10, kDayMs,
+                 "between two looks at the addresses behind workers' names");
   schema.real("tau", &o.tau, 0, 2, "locality-band: similarity a candidate may lose to the best");
   schema.real("load_cap", &o.load_cap, 0, 1e9, "locality-band, domain: multiple of the mean load, at least 1; 0: none");
   schema.choice("tie_break", &o.tie_break, {"rotate", "lowest-index", "random"}, "who wins among equals");
@@ -104,6 +118,18 @@ ConfigSchema schema_of(RouterArguments& o) {
   o.edge.add_to(schema);
   schema.accept_config_file();
   return schema;
+}
+
+// What Kubernetes gives each pod to reach its API server by.
+void use_pod(router::RouterOptions& out) {
+  const char* host = std::getenv("KUBERNETES_SERVICE_HOST");
+  const char* port = std::getenv("KUBERNETES_SERVICE_PORT");
+  if (host == nullptr || port == nullptr) return;
+  const bool v6 = std::string_view(host).find(':') != std::string_view::npos;
+  out.kubernetes_api = fmt::format("https://{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", port);
+  const std::string account = "/var/run/secrets/kubernetes.io/serviceaccount/";
+  if (out.kubernetes_token_file.empty()) out.kubernetes_token_file = account + "token";
+  if (out.kubernetes_ca_file.empty()) out.kubernetes_ca_file = account + "ca.crt";
 }
 
 Result<router::RouterOptions> router_options(const RouterArguments& o) {
@@ -144,8 +170,69 @@ Result<router::RouterOptions> router_options(const RouterArguments& o) {
   out.body_bytes = static_cast<size_t>(o.body_bytes);
   out.decisions = static_cast<size_t>(o.decisions);
   o.requests.apply(out);
+  out.workers_file = o.workers_file;
+  out.workers_file_interval_ms = milliseconds(o.workers_file_interval_ms);
+  out.kubernetes_services = o.kubernetes_services;
+  out.kubernetes_api = o.kubernetes_api;
+  out.kubernetes_token_file = o.kubernetes_token_file;
+  out.kubernetes_ca_file = o.kubernetes_ca_file;
+  if (!o.kubernetes_services.empty() && o.kubernetes_api.empty()) use_pod(out);
+  out.dns_interval_ms = milliseconds(o.dns_interval_ms);
   if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;
+}
+
+// File and flags, and what PUT /config has changed since.
+class LiveConfig final : public router::ConfigSource {
+ public:
+  LiveConfig(RouterArguments running, Args args) : running_(std::move(running)), args_(args.begin(), args.end()) {}
+
+  std::vector<Error> read(std::optional<std::string_view> yaml, router::RouterOptions& out) override {
+    std::vector<Error> problems;
+    read_ = yaml ? running_ : RouterArguments();
+    ConfigSchema schema = schema_of(read_);
+    if (yaml) {
+      problems = schema.check_yaml(*yaml, "config");
+    } else {
+      problems = check_file();
+      if (!problems.empty()) return problems;
+      if (Status parsed = schema.parse_flags(args_); !parsed) problems.push_back(std::move(parsed).error());
+    }
+    if (!problems.empty()) return problems;
+    Result<router::RouterOptions> made = router_options(read_);
+    if (made) out = *std::move(made);
+    else problems.push_back(std::move(made).error());
+    return problems;
+  }
+  void accept() override { running_ = read_; }
+  // Secrets are in files and in the environment, never in options.
+  std::string running() const override {
+    RouterArguments copy = running_;
+    return schema_of(copy).to_json();
+  }
+
+ private:
+  // All that is wrong with the file, where parse_flags() would tell the first.
+  std::vector<Error> check_file() {
+    const std::string path = ConfigSchema::config_path(args_);
+    if (path.empty()) return {};
+    Result<std::string> yaml = read_file(path);
+    if (!yaml) return {std::move(yaml).error()};
+    RouterArguments unused;
+    return schema_of(unused).check_yaml(*yaml, path);
+  }
+
+  RouterArguments running_, read_;
+  std::vector<const char*> args_;
+};
+
+// At each SIGHUP; the router says what came of it.
+void reload_on_hangup(asio::signal_set& hangup, router::Router& router) {
+  hangup.async_wait([&](boost::system::error_code error, int) {
+    if (error) return;
+    router.reload();
+    reload_on_hangup(hangup, router);
+  });
 }
 
 // Serves until SIGINT or SIGTERM, then lets requests finish. A second signal ends at once.
@@ -160,6 +247,8 @@ int serve(asio::io_context& context, router::Router& router, milliseconds drain_
     });
     asio::co_spawn(context, router.drain(drain_ms), [&](const std::exception_ptr&) { context.stop(); });
   });
+  asio::signal_set hangup(context, SIGHUP);
+  reload_on_hangup(hangup, router);
   context.run();
   return 0;
 }
@@ -185,6 +274,7 @@ int run_router(Args args) {
     fmt::print(stderr, "kindred router: {}\n", router.error().message);
     return router.error().code == ErrorCode::kInvalid ? 2 : 1;
   }
+  (*router)->set_config_source(std::make_unique<LiveConfig>(options, args));
   const Result<uint16_t> port = (*router)->listen();
   if (!port) {
     return fail("router", port.error());

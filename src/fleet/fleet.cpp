@@ -79,6 +79,17 @@ Fleet::Worker& Fleet::at(WorkerId id) const {
   return *workers_[id];
 }
 
+void Fleet::set_options(const FleetOptions& options) {
+  const std::lock_guard lock(mutex_);
+  options_ = options;
+}
+
+void Fleet::drain(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  Worker& worker = at(id);
+  if (!worker.removed) worker.draining = true;
+}
+
 WorkerId Fleet::add(WorkerSpec spec) {
   const std::lock_guard lock(mutex_);
   auto worker = std::make_unique<Worker>();
@@ -105,6 +116,7 @@ void Fleet::remove(WorkerId id) {
 void Fleet::restore(WorkerId id) {
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
+  worker.draining = false;
   if (!worker.removed) return;
   worker.removed = false;
   worker.health = Health::kUnknown;
@@ -274,6 +286,11 @@ double Fleet::load_of(const Worker& worker, MonotonicTime now) const {
 }
 
 double Fleet::unit_of(LegLoad load) const {
+  const std::lock_guard lock(mutex_);
+  return unit(load);
+}
+
+double Fleet::unit(LegLoad load) const {
   return static_cast<double>(options_.load == LoadSource::kTokens ? std::max<int64_t>(load.tokens, 1) : load.requests);
 }
 
@@ -285,7 +302,7 @@ LoadGuard Fleet::take(WorkerId id, LegLoad load) {
 }
 
 bool Fleet::usable(const Worker& worker, MonotonicTime now) const {
-  return worker.health == Health::kUp &&
+  return worker.health == Health::kUp && !worker.draining &&
          worker.breaker.admits(options_.breaker, now, worker.ledger->probes.load(std::memory_order_relaxed));
 }
 
@@ -317,7 +334,7 @@ Snapshot Fleet::snapshot(const Query& query) const {
     out.available += available ? 1 : 0;
     const double share = worker.breaker.share(options_.breaker, now);
     double load = load_of(worker, now);
-    if (share < 1) load = (load + unit_of(query.load)) / share - unit_of(query.load);
+    if (share < 1) load = (load + unit(query.load)) / share - unit(query.load);
     out.views.push_back(
         {.url = worker.spec.url, .load = load, .available = available, .cohort = worker.cohort, .share = share});
     out.ids.push_back(id);
@@ -382,6 +399,7 @@ WorkerStatus Fleet::status_of(const Worker& worker, WorkerId id) const {
   out.load_age_s = worker.load ? seconds_between(worker.load_at, clock_.now()) : -1;
   out.cohort = worker.cohort;
   out.removed = worker.removed;
+  out.draining = worker.draining && !worker.removed;
   out.description = worker.description;
   return out;
 }

@@ -15,7 +15,8 @@
 // by what has begun and ended here since; then it is unknown, which is not zero: the worker's own ledger is read
 // instead.
 //
-// Membership. A removed worker gets no more requests, while those it has finish. Its record stays, with its
+// Membership. A draining worker gets no more requests and stays a member. A removed worker gets no more either,
+// while those it has finish. Its record stays, with its
 // id and its cohort, and restore() makes it a member again.
 //
 // Cohorts. Which row of the cohort model belongs to a worker is set from outside and survives health and
@@ -124,6 +125,7 @@ struct WorkerStatus {
   double load_age_s = 0;           // of the last one; negative: there was none
   int32_t cohort = -1;
   bool removed = false;
+  bool draining = false;
   Description description;  // without models while unknown
 };
 
@@ -162,9 +164,12 @@ class Fleet {
  public:
   explicit Fleet(const Clock& clock, FleetOptions options = {}) : clock_(clock), options_(options) {}
 
+  void set_options(const FleetOptions& options);  // for what comes from now on
+
   WorkerId add(WorkerSpec spec);
   void remove(WorkerId id);
-  void restore(WorkerId id);  // as if new: not reached yet
+  void drain(WorkerId id);
+  void restore(WorkerId id);  // a removed one as if new: not reached yet; a draining one as it is
   bool removed(WorkerId id) const;
 
   size_t size() const;      // members
@@ -219,6 +224,7 @@ class Fleet {
     bool outage_seen = false;  // by a check, since it was last up
     int32_t cohort = -1;
     bool removed = false;
+    bool draining = false;
     Description description;
     Breaker breaker;
     std::optional<LoadReport> load;  // the last that told counts
@@ -230,6 +236,7 @@ class Fleet {
   bool set_health(Worker& worker, Health health, std::string problem);
   bool load_known(const Worker& worker, MonotonicTime now) const;
   double load_of(const Worker& worker, MonotonicTime now) const;
+  double unit(LegLoad load) const;
   bool usable(const Worker& worker, MonotonicTime now) const;
   bool decode_up(std::string_view model, std::string_view fingerprint, MonotonicTime now) const;
   bool suits(const Worker& worker, WorkerId id, const Query& query, MonotonicTime now) const;

@@ -91,6 +91,11 @@ RoomGuard DecodeRoom::occupy(WorkerId worker, int64_t load) {
   return RoomGuard(counts_, counts_->workers[worker].load, load);
 }
 
+void DecodeRoom::set_limit(int64_t per_worker) {
+  const std::lock_guard lock(counts_->mutex);
+  counts_->per_worker = per_worker;
+}
+
 bool DecodeRoom::full(WorkerId worker) const {
   const std::lock_guard lock(counts_->mutex);
   const auto at = counts_->workers.find(worker);

@@ -53,6 +53,7 @@ class DecodeRoom {
   // A place at `worker`, whether it has room or not.
   [[nodiscard]] RoomGuard occupy(WorkerId worker, int64_t load);
   bool full(WorkerId worker) const;
+  void set_limit(int64_t per_worker);  // for what comes from now on
 
   // The worker has said that it is full. At most kMaxFullMs are believed.
   void report_full(WorkerId worker, std::chrono::milliseconds how_long);

@@ -56,6 +56,18 @@ TEST(DecodeRoom, ReservationsAndPlacesShareTheLimit) {
   EXPECT_FALSE(room.reserve("m", {}, 1).guard.has_value());
 }
 
+TEST(DecodeRoom, TheLimitMayChange) {
+  ManualClock clock;
+  DecodeRoom room(clock, 1);
+  const RoomGuard at0 = room.occupy(0, 1), at1 = room.occupy(1, 1);
+  EXPECT_FALSE(room.reserve("m", kTwo, 1).guard.has_value());
+  room.set_limit(2);
+  EXPECT_TRUE(room.reserve("m", kTwo, 1).guard.has_value());
+  EXPECT_FALSE(room.full(0));
+  room.set_limit(0);
+  EXPECT_TRUE(room.reserve("m", kTwo, 100).guard.has_value());
+}
+
 TEST(DecodeRoom, NothingIsLostOrCountedTwice) {
   ManualClock clock;
   DecodeRoom room(clock, 8);

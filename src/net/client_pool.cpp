@@ -14,49 +14,12 @@ namespace {
 using asio::ip::tcp;
 using std::chrono::steady_clock;
 
-// A name being looked up. getaddrinfo cannot be interrupted, so the caller waits on a timer that the
-// answer ends early, and leaves the answer alone when it comes too late.
-struct Lookup {
-  explicit Lookup(const asio::any_io_executor& executor) : resolver(executor), done(executor) {}
-  tcp::resolver resolver;
-  asio::steady_timer done;
-  bool finished = false;
-  SystemError error;
-  std::vector<tcp::endpoint> endpoints;
-};
-
 Error cancelled_error(const Endpoint& endpoint) {
   return Error{ErrorCode::kCancelled, fmt::format("the request to {} was cancelled", endpoint.text())};
 }
 
 Error connect_timeout(const Endpoint& endpoint) {
   return Error{ErrorCode::kTimeout, fmt::format("{} did not accept a connection in time", endpoint.text())};
-}
-
-Task<Result<std::vector<tcp::endpoint>>> resolve(asio::any_io_executor executor, const Endpoint& endpoint,
-                                                 steady_clock::time_point deadline, CancelToken cancel) {
-  SystemError not_literal;
-  const asio::ip::address address = asio::ip::make_address(endpoint.host, not_literal);
-  if (!not_literal) co_return std::vector<tcp::endpoint>(1, tcp::endpoint(address, endpoint.port));
-
-  const auto lookup = std::make_shared<Lookup>(executor);
-  lookup->done.expires_at(deadline);
-  const auto registration = cancel.on_cancel([lookup] { lookup->done.cancel(); });
-  lookup->resolver.async_resolve(endpoint.host, std::to_string(endpoint.port), tcp::resolver::numeric_service,
-                                 [lookup](SystemError error, const tcp::resolver::results_type& results) {
-                                   lookup->finished = true;
-                                   lookup->error = error;
-                                   for (const auto& entry : results) lookup->endpoints.push_back(entry.endpoint());
-                                   lookup->done.cancel();
-                                 });
-  co_await lookup->done.async_wait(kNoThrow);
-  if (cancel.cancelled()) co_return cancelled_error(endpoint);
-  if (!lookup->finished) co_return connect_timeout(endpoint);
-  if (lookup->error || lookup->endpoints.empty()) {
-    co_return Error{ErrorCode::kUnavailable,
-                    fmt::format("the name {} cannot be resolved: {}", endpoint.host, lookup->error.message())};
-  }
-  co_return std::move(lookup->endpoints);
 }
 
 }  // namespace
@@ -132,7 +95,7 @@ std::shared_ptr<Wire> ClientPool::take(const Endpoint& endpoint) {
 }
 
 void ClientPool::put_back(const Endpoint& endpoint, std::shared_ptr<Wire> wire) {
-  if (shut_down_ || options_.idle_per_endpoint == 0) return wire->close();
+  if (shut_down_ || options_.idle_per_endpoint == 0 || is_retired(endpoint, *wire)) return wire->close();
   std::vector<std::shared_ptr<Wire>>& idle = idle_[endpoint];
   if (idle.size() >= options_.idle_per_endpoint) {
     // Those whose idle time is over have closed themselves; otherwise the oldest makes room.
@@ -144,6 +107,38 @@ void ClientPool::put_back(const Endpoint& endpoint, std::shared_ptr<Wire> wire) 
   }
   wire->expire_after(options_.idle_timeout_ms, Wire::Expiry::kClose);
   idle.push_back(std::move(wire));
+}
+
+Task<Result<std::vector<tcp::endpoint>>> ClientPool::addresses(Endpoint endpoint, steady_clock::time_point deadline,
+                                                               CancelToken cancel) {
+  SystemError not_literal;
+  const asio::ip::address address = asio::ip::make_address(endpoint.host, not_literal);
+  if (!not_literal) co_return std::vector<tcp::endpoint>(1, tcp::endpoint(address, endpoint.port));
+  auto found = co_await resolver_->resolve(endpoint, deadline, cancel);
+  if (!found && found.error().code == ErrorCode::kTimeout) co_return connect_timeout(endpoint);
+  co_return found;
+}
+
+bool ClientPool::is_retired(const Endpoint& endpoint, Wire& wire) const {
+  const auto at = known_.find(endpoint);
+  if (at == known_.end()) return false;
+  SystemError error;
+  const tcp::endpoint peer = wire.socket().remote_endpoint(error);
+  return error || std::find(at->second.begin(), at->second.end(), peer) == at->second.end();
+}
+
+Task<void> ClientPool::refresh(Endpoint endpoint, CancelToken cancel) {
+  if (is_address(endpoint.host)) co_return;
+  const auto found = co_await addresses(endpoint, steady_clock::now() + options_.connect_timeout_ms, std::move(cancel));
+  if (!found || shut_down_) co_return;  // not knowing better is no reason to drop what works
+  known_[endpoint] = *found;
+  const auto at = idle_.find(endpoint);
+  if (at == idle_.end()) co_return;
+  std::erase_if(at->second, [&](const std::shared_ptr<Wire>& wire) {
+    const bool gone = is_retired(endpoint, *wire);
+    if (gone) wire->close();
+    return gone;
+  });
 }
 
 void ClientPool::shut_down() {
@@ -175,8 +170,9 @@ Task<Result<std::shared_ptr<Wire>>> ClientPool::connect(Endpoint endpoint, Cance
   if (cancel.cancelled()) co_return cancelled_error(endpoint);
   const asio::any_io_executor executor = executor_;
   const auto deadline = steady_clock::now() + options_.connect_timeout_ms;
-  auto endpoints = co_await resolve(executor, endpoint, deadline, cancel);
+  auto endpoints = co_await addresses(endpoint, deadline, cancel);
   if (!endpoints) co_return std::move(endpoints).error();
+  if (const auto known = known_.find(endpoint); known != known_.end()) known->second = *endpoints;
   SystemError error = asio::error::host_not_found;
   for (const tcp::endpoint& address : *endpoints) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock::now());

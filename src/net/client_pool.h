@@ -14,6 +14,7 @@
 #include "base/result.h"
 #include "net/http_client.h"
 #include "net/http_message.h"
+#include "net/resolver.h"
 #include "net/task.h"
 #include "net/wire.h"
 
@@ -39,7 +40,9 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   };
 
   ClientPool(asio::any_io_executor executor, ClientOptions options)
-      : executor_(std::move(executor)), options_(options) {}
+      : executor_(std::move(executor)),
+        options_(std::move(options)),
+        resolver_(options_.resolver ? options_.resolver : system_resolver(executor_)) {}
 
   const ClientOptions& options() const { return options_; }
 
@@ -49,6 +52,9 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   // The idle connection used last, or nullptr. One that its peer has closed is not given.
   std::shared_ptr<Wire> take(const Endpoint& endpoint);
   void put_back(const Endpoint& endpoint, std::shared_ptr<Wire> wire);
+  // Looks a name up and retires connections to addresses that it means no more: idle ones now, others when they
+  // would become idle. Without an answer all stay.
+  Task<void> refresh(Endpoint endpoint, CancelToken cancel);
   // Closes what is idle and keeps nothing from now on.
   void shut_down();
 
@@ -75,13 +81,21 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   };
 
   void leave(const Endpoint& endpoint);
+  // Of a name, or the one that the host is.
+  Task<Result<std::vector<asio::ip::tcp::endpoint>>> addresses(Endpoint endpoint,
+                                                               std::chrono::steady_clock::time_point deadline,
+                                                               CancelToken cancel);
+  bool is_retired(const Endpoint& endpoint, Wire& wire) const;
   Task<Status> secure(Wire& wire, const Endpoint& endpoint);
 
   asio::any_io_executor executor_;
   ClientOptions options_;
+  std::shared_ptr<Resolver> resolver_;
   bool shut_down_ = false;
   std::unordered_map<Endpoint, Places, EndpointHash> places_;  // where any are taken
   std::unordered_map<Endpoint, std::vector<std::shared_ptr<Wire>>, EndpointHash> idle_;
+  // What names meant when they were refreshed last.
+  std::unordered_map<Endpoint, std::vector<asio::ip::tcp::endpoint>, EndpointHash> known_;
 };
 
 }  // namespace kindred::net

@@ -96,6 +96,11 @@ Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& e
   }
 }
 
+Task<void> HttpClient::refresh(Endpoint endpoint, CancelToken cancel) {
+  const std::shared_ptr<Impl> pool = impl_;
+  co_await pool->refresh(std::move(endpoint), std::move(cancel));
+}
+
 Task<Result<std::string>> HttpClient::get(const Endpoint& endpoint, std::string target, size_t limit_bytes,
                                           std::chrono::milliseconds timeout_ms, CancelToken cancel) {
   const Endpoint to = endpoint;

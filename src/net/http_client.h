@@ -16,12 +16,14 @@
 
 namespace kindred::net {
 
+class Resolver;
 class TlsClient;
 
 struct ClientOptions {
   HeadLimits head;
-  std::shared_ptr<TlsClient> tls;  // for endpoints that ask for it; null: they are unavailable
-  std::string authorization;       // sent where a request has no Authorization of its own; empty: none
+  std::shared_ptr<Resolver> resolver;  // null: the system's
+  std::shared_ptr<TlsClient> tls;      // for endpoints that ask for it; null: they are unavailable
+  std::string authorization;           // sent where a request has no Authorization of its own; empty: none
   // Connections open to one endpoint at once, idle ones included. A request that finds no room waits its
   // turn, at most wait_timeout_ms, and at most waiters_per_endpoint do.
   size_t connections_per_endpoint = 16'384;
@@ -80,6 +82,9 @@ class HttpClient {
   // 404, kUnavailable for others). For health, metrics and models.
   Task<Result<std::string>> get(const Endpoint& endpoint, std::string target, size_t limit_bytes,
                                 std::chrono::milliseconds timeout_ms, CancelToken cancel = {});
+
+  // For endpoints by name: looks the name up anew, and keeps no connection to an address that it means no more.
+  Task<void> refresh(Endpoint endpoint, CancelToken cancel = {});
 
  private:
   struct Impl;

@@ -56,6 +56,8 @@ struct DecodePolicyOptions {
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;                 // of the generator behind random choices
   bool shuffle_signatures = false;   // ablation: decide with another request's counts (policy/shuffled.h)
+
+  bool operator==(const DecodePolicyOptions&) const = default;
 };
 
 // Error: kInvalid, naming the option and the accepted values.

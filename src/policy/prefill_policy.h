@@ -42,6 +42,8 @@ struct PrefillPolicyOptions {
   uint32_t vnodes = 160;             // prefix-hash: ring points per worker, 1..4096
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;
+
+  bool operator==(const PrefillPolicyOptions&) const = default;
 };
 
 // Error: kInvalid, naming the option and the accepted values.

@@ -50,6 +50,7 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (worker.breaker != fleet::BreakerState::kClosed) out["breaker"] = fleet::to_string(worker.breaker);
   if (worker.share < 1) out["share"] = worker.share;
   if (worker.removed) out["removed"] = true;
+  if (worker.draining) out["draining"] = true;
   if (!worker.description.version.empty()) out["version"] = worker.description.version;
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;

@@ -6,13 +6,16 @@
 #include <boost/asio/co_spawn.hpp>
 #include <optional>
 #include <random>
+#include <tuple>
 
 #include "base/bytes.h"
 #include "base/rng.h"
 #include "router/gate.h"
 #include "router/lease.h"
+#include "fleet/endpoint_slices.h"
 #include "router/edge.h"
 #include "router/refitter.h"
+#include "router/reload.h"
 
 namespace kindred::router {
 namespace {
@@ -20,15 +23,6 @@ namespace {
 uint64_t random_seed() {
   std::random_device device;
   return (static_cast<uint64_t>(device()) << 32) ^ device();
-}
-
-GateOptions gate_options(const RouterOptions& options) {
-  GateOptions out;
-  out.admission.running = options.max_inflight;
-  out.admission.waiting = options.queue;
-  out.admission.batch_headroom = options.max_inflight * options.batch_headroom_percent / 100;
-  out.wait_ms = options.queue_wait_ms;
-  return out;
 }
 
 net::ClientOptions export_options(const RouterOptions& options) {
@@ -45,21 +39,55 @@ net::ClientOptions probe_options(const RouterOptions& options) {
   return out;
 }
 
-// From the list of URL=DIALECT.
-Result<std::optional<fleet::Dialect>> configured_dialect(const RouterOptions& options, const std::string& url) {
-  std::optional<fleet::Dialect> out;
+// What stands in the list of URL=DIALECT for `url`, which is what parse_endpoint() makes of it.
+std::optional<fleet::Dialect> configured_dialect(const RouterOptions& options, const std::string& url) {
   for (const std::string& entry : options.dialects) {
     const size_t equals = entry.rfind('=');
-    const auto dialect =
-        equals == std::string::npos ? std::nullopt : fleet::parse_dialect(std::string_view(entry).substr(equals + 1));
-    if (!dialect) {
-      return invalid(
-          fmt::format("dialect: got '{}', accepted: URL=DIALECT with one of {}", entry, fleet::kDialectNames),
-          "dialect");
-    }
-    if (entry.substr(0, equals) == url) out = dialect;
+    if (equals == std::string::npos) continue;
+    const auto endpoint = net::parse_endpoint(entry.substr(0, equals));
+    if (endpoint && endpoint->url() == url) return fleet::parse_dialect(std::string_view(entry).substr(equals + 1));
   }
-  return out;
+  return std::nullopt;
+}
+
+void check_dialects(const RouterOptions& options, std::vector<Error>& problems) {
+  for (const std::string& entry : options.dialects) {
+    const size_t equals = entry.rfind('=');
+    const bool good = equals != std::string::npos && net::parse_endpoint(entry.substr(0, equals)).ok() &&
+                      fleet::parse_dialect(std::string_view(entry).substr(equals + 1));
+    if (good) continue;
+    problems.push_back(
+        invalid(fmt::format("dialect: got '{}', accepted: URL=DIALECT with one of {}", entry, fleet::kDialectNames),
+                "dialect"));
+  }
+}
+
+// Workers may come from elsewhere, so that the options need name none.
+bool may_grow(const RouterOptions& options) {
+  return options.manage_workers || !options.workers_file.empty() || !options.kubernetes_services.empty();
+}
+
+void check_kubernetes(const RouterOptions& options, std::vector<Error>& problems) {
+  for (const std::string& service : options.kubernetes_services) {
+    if (auto parsed = fleet::parse_kubernetes_service(service); !parsed) problems.push_back(std::move(parsed).error());
+  }
+  if (options.kubernetes_services.empty()) return;
+  if (auto api = net::parse_endpoint(options.kubernetes_api); !api) {
+    problems.push_back(invalid(fmt::format("kubernetes_api: '{}': {}", options.kubernetes_api, api.error().message),
+                               "kubernetes_api"));
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(Origin origin) {
+  switch (origin) {
+    case Origin::kConfig: return "config";
+    case Origin::kApi: return "api";
+    case Origin::kFile: return "file";
+    case Origin::kKubernetes: return "kubernetes";
+  }
+  return "?";
 }
 
 fleet::FleetOptions fleet_options(const RouterOptions& options) {
@@ -74,7 +102,48 @@ fleet::FleetOptions fleet_options(const RouterOptions& options) {
   return out;
 }
 
-}  // namespace
+Result<DecodePolicies> make_decode_policies(const policy::DecodePolicyOptions& options) {
+  auto decode = policy::make_decode_policy(options);
+  if (!decode) return std::move(decode).error();
+  policy::DecodePolicyOptions plain = options;
+  if ((*decode)->wants_counts()) plain.name = "least-loaded";
+  auto whole = policy::make_decode_policy(plain);
+  if (!whole) return std::move(whole).error();
+  return DecodePolicies(*std::move(decode), *std::move(whole));
+}
+
+std::vector<Error> wanted_workers(const RouterOptions& options, std::vector<fleet::WantedWorker>& out) {
+  std::vector<Error> problems;
+  const auto add = [&](const std::vector<std::string>& urls, Role role, const std::string& option) {
+    for (const std::string& url : urls) {
+      const Result<net::Endpoint> endpoint = net::parse_endpoint(url);
+      if (!endpoint) {
+        problems.push_back(invalid(fmt::format("{}: '{}': {}", option, url, endpoint.error().message), option));
+        continue;
+      }
+      fleet::WantedWorker worker{.url = endpoint->url(), .role = role};
+      worker.dialect = configured_dialect(options, worker.url);
+      const bool known = std::ranges::any_of(out, [&](const auto& other) { return other.url == worker.url; });
+      if (known) problems.push_back(invalid(fmt::format("{}: {} is a worker already", option, url), option));
+      else out.push_back(std::move(worker));
+    }
+  };
+  add(options.prefill, Role::kPrefill, "prefill");
+  add(options.decode, Role::kDecode, "decode");
+  add(options.worker, Role::kBoth, "worker");
+  check_dialects(options, problems);
+  check_kubernetes(options, problems);
+  if (may_grow(options)) return problems;  // they may come later
+  if (options.prefill.empty() && options.decode.empty() && options.worker.empty()) {
+    problems.push_back(invalid("no workers: give --prefill and --decode, or --worker", "worker"));
+  } else if (options.prefill.empty() != options.decode.empty()) {
+    const bool lacks_prefill = options.prefill.empty();
+    problems.push_back(invalid(fmt::format("{} workers are configured but no {} worker",
+                                           lacks_prefill ? "decode" : "prefill", lacks_prefill ? "prefill" : "decode"),
+                               lacks_prefill ? "prefill" : "decode"));
+  }
+  return problems;
+}
 
 Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& time)
     : executor(std::move(with)),
@@ -101,14 +170,9 @@ Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions op
   auto prefill = policy::make_prefill_policy(core->options.prefill_policy);
   if (!prefill) return std::move(prefill).error();
   core->prefill_policy = *std::move(prefill);
-  auto decode = policy::make_decode_policy(core->options.decode_policy);
+  auto decode = make_decode_policies(core->options.decode_policy);
   if (!decode) return std::move(decode).error();
-  core->decode_policy = *std::move(decode);
-  policy::DecodePolicyOptions plain = core->options.decode_policy;
-  if (core->decode_policy->wants_counts()) plain.name = "least-loaded";
-  auto whole = policy::make_decode_policy(plain);
-  if (!whole) return std::move(whole).error();
-  core->plain_policy = *std::move(whole);
+  std::tie(core->decode_policy, core->plain_policy) = *std::move(decode);
   auto aliases = ModelAliases::parse(core->options.model_aliases);
   if (!aliases) return std::move(aliases).error();
   core->aliases = *std::move(aliases);
@@ -127,8 +191,16 @@ Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, cons
   std::optional<fleet::WorkerId> before;
   for (fleet::WorkerId id = 0; id < workers.size(); ++id) {
     if (workers[id].endpoint != *endpoint) continue;
-    if (!fleet.removed(id)) return invalid(fmt::format("{}: {} is a worker already", field, url), field);
-    if (fleet.role(id) == role && fleet.worker_status(id).spec.dialect == dialect) before = id;
+    const fleet::WorkerStatus now = fleet.worker_status(id);
+    const bool same = now.spec.role == role && now.spec.dialect == dialect;
+    if (!now.removed && !(same && now.draining)) {
+      return invalid(fmt::format("{}: {} is a worker already", field, url), field);
+    }
+    if (same) before = id;
+  }
+  if (before && !fleet.removed(*before)) {
+    fleet.restore(*before);
+    return *before;
   }
   if (fleet.size() >= kMaxWorkers) {
     return invalid(fmt::format("{}: {} workers already; at most {}", field, fleet.size(), kMaxWorkers), field);
@@ -149,38 +221,41 @@ Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, cons
   return id;
 }
 
-Result<fleet::WorkerId> Core::remove_worker(const std::string& url) {
+Result<fleet::WorkerId> Core::member(const std::string& url) const {
   const Result<net::Endpoint> endpoint = net::parse_endpoint(url);
   if (!endpoint) return invalid(fmt::format("url: '{}': {}", url, endpoint.error().message), "url");
   for (fleet::WorkerId id = 0; id < workers.size(); ++id) {
-    if (workers[id].endpoint != *endpoint || fleet.removed(id)) continue;
-    fleet.remove(id);
-    workers[id].pause->cancel();  // its prober ends
-    workers[id].poll_pause->cancel();
-    return id;
+    if (workers[id].endpoint == *endpoint && !fleet.removed(id)) return id;
   }
   return Error{ErrorCode::kNotFound, fmt::format("url: {} is not a worker of this router", endpoint->url()), "url"};
 }
 
+Result<fleet::WorkerId> Core::remove_worker(const std::string& url) {
+  const Result<fleet::WorkerId> id = member(url);
+  if (id) drop_worker(*id);
+  return id;
+}
+
+Result<fleet::WorkerId> Core::drain_worker(const std::string& url) {
+  const Result<fleet::WorkerId> id = member(url);
+  if (id) fleet.drain(*id);
+  return id;
+}
+
+void Core::drop_worker(fleet::WorkerId id) {
+  fleet.remove(id);
+  workers[id].pause->cancel();  // its prober ends
+  workers[id].poll_pause->cancel();
+}
+
 Status Core::add_workers() {
-  const auto add = [&](const std::vector<std::string>& urls, Role role, const std::string& option) -> Status {
-    for (const std::string& url : urls) {
-      const Result<std::optional<fleet::Dialect>> dialect = configured_dialect(options, url);
-      if (!dialect) return dialect.error();
-      if (auto added = add_worker(url, role, option, *dialect); !added) return std::move(added).error();
+  std::vector<fleet::WantedWorker> wanted;
+  std::vector<Error> problems = wanted_workers(options, wanted);
+  if (!problems.empty()) return std::move(problems.front());
+  for (const fleet::WantedWorker& worker : wanted) {
+    if (auto added = add_worker(worker.url, worker.role, "worker", worker.dialect); !added) {
+      return std::move(added).error();
     }
-    return {};
-  };
-  if (Status added = add(options.prefill, Role::kPrefill, "prefill"); !added) return added;
-  if (Status added = add(options.decode, Role::kDecode, "decode"); !added) return added;
-  if (Status added = add(options.worker, Role::kBoth, "worker"); !added) return added;
-  if (options.manage_workers) return {};  // they may come later
-  if (workers.empty()) return invalid("no workers: give --prefill and --decode, or --worker", "worker");
-  if (options.prefill.empty() != options.decode.empty()) {
-    const bool lacks_prefill = options.prefill.empty();
-    return invalid(fmt::format("{} workers are configured but no {} worker", lacks_prefill ? "decode" : "prefill",
-                               lacks_prefill ? "prefill" : "decode"),
-                   lacks_prefill ? "prefill" : "decode");
   }
   return {};
 }
@@ -192,7 +267,7 @@ Status Core::load_cohorts() {
   cohorts = std::make_shared<const expert::CohortModel>(*std::move(loaded));
   const size_t decode = fleet.count(Role::kDecode);
   // A refit finds the number that fits, and workers that may come later are no reason to refuse.
-  const bool may_differ = options.refit.on || options.manage_workers;
+  const bool may_differ = options.refit.on || may_grow(options);
   if (!may_differ && cohorts->cohorts() != decode) {
     return invalid(fmt::format("{} has {} cohorts but {} decode workers are configured; each decode worker needs one "
                                "(fit again with as many cohorts, or change the list)",

@@ -7,9 +7,12 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -17,6 +20,7 @@
 #include "expert/cohorts.h"
 #include "fleet/fleet.h"
 #include "fleet/room.h"
+#include "fleet/worker_list.h"
 #include "net/http_client.h"
 #include "net/task.h"
 #include "policy/decode_policy.h"
@@ -31,8 +35,13 @@ namespace kindred::router {
 
 class Gate;
 class LeaseKeeper;
+class ConfigSource;
 class Edge;
 class Refitter;
+
+// Which list brought a worker in.
+enum class Origin { kConfig, kApi, kFile, kKubernetes };
+std::string_view to_string(Origin origin);
 
 class Core {
  public:
@@ -47,6 +56,9 @@ class Core {
                                      std::optional<fleet::Dialect> dialect = {});
   // It gets no more requests; those it has finish. Error: kInvalid or kNotFound, naming `url`.
   Result<fleet::WorkerId> remove_worker(const std::string& url);
+  // It stays a member and gets no more requests, until it is added again. Error: as above.
+  Result<fleet::WorkerId> drain_worker(const std::string& url);
+  void drop_worker(fleet::WorkerId id);
 
   // Valid as long as the core is.
   const net::Endpoint& endpoint(fleet::WorkerId id) const { return workers[id].endpoint; }
@@ -78,10 +90,11 @@ class Core {
     bool probed = false;                                  // a prober runs
     std::shared_ptr<net::asio::steady_timer> poll_pause;  // the load poller's
     bool polled = false;
+    Origin origin = Origin::kConfig;
   };
 
   const net::asio::any_io_executor executor;
-  const RouterOptions options;
+  RouterOptions options;  // replaced as a whole by a reload, between two requests' steps
   const Clock& clock;
   const Logger log{"router"};
   fleet::Fleet fleet;
@@ -94,6 +107,8 @@ class Core {
   std::unique_ptr<policy::DecodePolicy> decode_policy;
   std::unique_ptr<policy::DecodePolicy> plain_policy;  // like decode_policy, of those that need no experts
   ModelAliases aliases;
+  std::map<size_t, std::vector<fleet::WantedWorker>> kubernetes_workers;  // by the service's place in the options
+  std::unique_ptr<ConfigSource> config;                                   // null: there is none to read again
   // Null: none. A refit puts another one here; a decision holds the one it began with.
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
@@ -108,6 +123,7 @@ class Core {
 
  private:
   Core(net::asio::any_io_executor with, RouterOptions given, const Clock& time);
+  Result<fleet::WorkerId> member(const std::string& url) const;
   Status add_workers();
   Status load_cohorts();
   Status prepare_refit();
@@ -118,6 +134,14 @@ class Core {
 };
 
 using CorePtr = std::shared_ptr<Core>;
+
+// Parts of a core that are made from options, at its start and at each reload.
+fleet::FleetOptions fleet_options(const RouterOptions& options);
+using DecodePolicies = std::pair<std::unique_ptr<policy::DecodePolicy>, std::unique_ptr<policy::DecodePolicy>>;
+// The policy, and the one for workers whose experts are not known.
+Result<DecodePolicies> make_decode_policies(const policy::DecodePolicyOptions& options);
+// The workers that the options name, in their order; returns all that is wrong with them.
+std::vector<Error> wanted_workers(const RouterOptions& options, std::vector<fleet::WantedWorker>& out);
 
 inline constexpr size_t kMaxWorkers = 1024;
 // Members and removed ones, whose records stay: about 1 KB each. Who comes back under its old URL and role

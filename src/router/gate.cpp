@@ -17,6 +17,15 @@ struct Gate::Visit {
   net::CancelSource preempted;
 };
 
+GateOptions gate_options(const RouterOptions& options) {
+  GateOptions out;
+  out.admission.running = options.max_inflight;
+  out.admission.waiting = options.queue;
+  out.admission.batch_headroom = options.max_inflight * options.batch_headroom_percent / 100;
+  out.wait_ms = options.queue_wait_ms;
+  return out;
+}
+
 Permit::~Permit() { gate_->leave(ticket_); }
 
 net::Task<Result<std::unique_ptr<Permit>>> Gate::enter(net::asio::any_io_executor executor, Claim claim,

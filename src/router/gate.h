@@ -12,6 +12,7 @@
 #include "base/result.h"
 #include "net/task.h"
 #include "router/admission.h"
+#include "router/options.h"
 #include "router/router_metrics.h"
 
 namespace kindred::router {
@@ -42,6 +43,8 @@ struct GateOptions {
   AdmissionOptions admission;
   std::chrono::milliseconds wait_ms{10'000};  // for a place
 };
+
+GateOptions gate_options(const RouterOptions& options);
 
 class Gate : public std::enable_shared_from_this<Gate> {
  public:

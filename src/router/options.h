@@ -39,7 +39,13 @@ struct RouterOptions {
   policy::DecodePolicyOptions decode_policy;
   std::string cohorts;  // file; empty: none
   RefitSettings refit;
-  bool manage_workers = false;  // POST and DELETE /workers change the fleet
+  bool manage_workers = false;  // POST and DELETE /workers change the fleet, PUT /config the rest
+  std::string workers_file;     // a list of workers that is watched (fleet/worker_list.h); empty: none
+  std::chrono::milliseconds workers_file_interval_ms{1'000};
+  std::vector<std::string> kubernetes_services;           // NAMESPACE/NAME[:PORT][=ROLE] (fleet/endpoint_slices.h)
+  std::string kubernetes_api;                             // URL of the API server, or of `kubectl proxy`
+  std::string kubernetes_token_file, kubernetes_ca_file;  // empty: none; the system's store
+  std::chrono::milliseconds dns_interval_ms{5'000};       // between two looks at the addresses behind names
 
   fleet::LoadSource load = fleet::LoadSource::kRequests;  // what policies balance
   std::chrono::milliseconds load_interval_ms{1'000};      // between two polls of a worker's load; 0: none

@@ -12,6 +12,7 @@
 #include "router/headers.h"
 #include "router/health.h"
 #include "router/lease.h"
+#include "router/membership.h"
 #include "router/models.h"
 #include "router/otlp.h"
 #include "router/pd_flow.h"
@@ -19,6 +20,7 @@
 #include "router/plain_flow.h"
 #include "router/prober.h"
 #include "router/refitter.h"
+#include "router/reload.h"
 #include "router/sglang_flow.h"
 #include "router/visit.h"
 #include "router/vllm_flow.h"
@@ -35,7 +37,8 @@ constexpr std::array<std::string_view, 7> kPlainPaths = {
     "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"};
 
 // What operators ask; answered on the admin listener where there is one.
-constexpr std::array<std::string_view, 3> kAdminPaths = {"/metrics", "/status", "/workers"};
+constexpr std::array<std::string_view, 5> kAdminPaths = {"/metrics", "/status", "/workers", "/workers/drain",
+                                                         "/config"};
 
 // Asked by probes, which have no key.
 constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
@@ -136,6 +139,7 @@ net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
   bool answered = co_await answer_open(*core, exchange);
   if (!answered) answered = co_await answer_admin(*core, exchange);
   if (!answered) answered = co_await answer_workers(core, exchange);
+  if (!answered) answered = co_await answer_config(core, exchange);
   if (answered) co_return;
   ApiError error = no_such_path(exchange);
   co_await exchange.fail(std::move(error));
@@ -275,11 +279,20 @@ Result<uint16_t> Router::listen() {
     start_probing(core_);
     start_refitting(core_);
     start_renewing(core_);
+    start_watching(core_);
     start_loop_watch(core_);
     if (core_->edge->tls()) Core::spawn(core_, watch_certificate(core_), /*standing=*/true);
     if (core_->edge->otlp()) Core::spawn(core_, export_spans(core_), /*standing=*/true);
   }
   return port;
+}
+
+void Router::set_config_source(std::unique_ptr<ConfigSource> source) { core_->config = std::move(source); }
+
+std::vector<Error> Router::reload() {
+  std::vector<Error> problems = router::reload(core_, std::nullopt);
+  if (Status read = core_->edge->reload(); !read) problems.push_back(std::move(read).error());
+  return problems;
 }
 
 net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {

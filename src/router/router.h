@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/result.h"
@@ -16,6 +17,7 @@
 #include "net/task.h"
 #include "router/core.h"
 #include "router/options.h"
+#include "router/reload.h"
 
 namespace kindred::router {
 
@@ -35,6 +37,12 @@ class Router {
 
   // Takes no more requests, lets those in flight finish until `deadline_ms`, and ends all background work.
   net::Task<void> drain(std::chrono::milliseconds deadline_ms);
+
+  // Without one, reload() and /config have nothing to go by.
+  void set_config_source(std::unique_ptr<ConfigSource> source);
+  // What SIGHUP does: configuration, keys and certificates are read again. Returns all that is wrong; what is,
+  // stays as it was.
+  std::vector<Error> reload();
 
   Core& core() { return *core_; }
 

@@ -95,6 +95,20 @@ void RouterMetrics::fell_back(policy::FallbackReason reason) {
   if (Counter* counter = fallbacks_[static_cast<size_t>(reason)]; counter != nullptr) counter->add();
 }
 
+void RouterMetrics::membership_error(std::string_view source) {
+  registry_
+      .counter("kindred_router_membership_errors_total",
+               "Lists of workers that could not be read or not be used whole.", {{"source", std::string(source)}})
+      .add();
+}
+
+void RouterMetrics::reloaded(bool accepted) {
+  registry_
+      .counter("kindred_router_reloads_total", "New configurations, by what became of them.",
+               {{"result", accepted ? "accepted" : "refused"}})
+      .add();
+}
+
 std::string RouterMetrics::render(const fleet::Fleet& fleet) {
   // The removed too, or their last figures would stand for ever.
   for (const fleet::WorkerStatus& worker : fleet.status(/*all=*/true)) {

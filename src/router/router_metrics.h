@@ -31,6 +31,8 @@ class RouterMetrics {
   void request_done(Outcome outcome, int status);
   void retried(std::string_view leg);
   void fell_back(policy::FallbackReason reason);
+  void membership_error(std::string_view source);
+  void reloaded(bool accepted);
 
   // With the gauges of the workers as they are now.
   std::string render(const fleet::Fleet& fleet);

@@ -80,6 +80,7 @@ TEST_F(WorkersTest, ComingAndGoingManyTimesLeavesOneProberAndOnePollerEach) {
   FakeWorker& d = decode();
   start();
   const auto standing = [this] { return loop_.call([this] { return router_->core().standing(); }); };
+  ASSERT_TRUE(eventually([&] { return standing() >= 4; }));
   const size_t before = standing();
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(remove(d.url()).status, 200);
@@ -141,7 +142,7 @@ TEST_F(WorkersTest, SaysWhatIsWrongAndInWhichField) {
       {R"({"url":")" + url + R"(","role":"prefill"})", "url", "already"},
       {R"({"url":"http://127.0.0.1:9"})", "role", "prefill, decode, both"},
       {R"({"url":"http://127.0.0.1:9","role":"cook"})", "role", "prefill, decode, both"},
-      {R"({"url":"http://127.0.0.1:9","role":"decode","weight":"2"})", "weight", "url, role"},
+      {R"({"url":"http://127.0.0.1:9","role":"decode","weight":"2"})", "weight", "url, role, dialect"},
   };
   for (const auto& [body, param, says] : bad) {
     const Answer answer = post(body);
