@@ -93,7 +93,9 @@ net::ClientOptions client_options(const RouterOptions& options) {
   net::ClientOptions out;
   out.idle_per_endpoint = 1;
   // The file was read when the core was made.
-  if (auto tls = net::TlsClient::make(options.kubernetes_ca_file)) out.tls = *std::move(tls);
+  net::TlsClientFiles files;
+  files.ca = options.kubernetes_ca_file;
+  if (auto tls = net::TlsClient::make(std::move(files))) out.tls = *std::move(tls);
   return out;
 }
 
