@@ -13,6 +13,7 @@
 #include "router/gate.h"
 #include "router/lease.h"
 #include "fleet/endpoint_slices.h"
+#include "net/tls.h"
 #include "router/edge.h"
 #include "router/refitter.h"
 #include "router/reload.h"
@@ -75,6 +76,11 @@ void check_kubernetes(const RouterOptions& options, std::vector<Error>& problems
   if (auto api = net::parse_endpoint(options.kubernetes_api); !api) {
     problems.push_back(invalid(fmt::format("kubernetes_api: '{}': {}", options.kubernetes_api, api.error().message),
                                "kubernetes_api"));
+  }
+  net::TlsClientFiles files;
+  files.ca = options.kubernetes_ca_file;
+  if (auto tls = net::TlsClient::make(std::move(files)); !tls) {
+    problems.push_back(invalid(fmt::format("kubernetes_ca_file: {}", tls.error().message), "kubernetes_ca_file"));
   }
 }
 
