@@ -6,6 +6,7 @@
 namespace kindred::router {
 
 std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
+  ScopedSpan span(exchange.trace, core.clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core.clock.now();
   fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
                                                   .model = exchange.model,
@@ -47,6 +48,8 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   exchange.notes.decode_worker = core.endpoint(out.decode_worker).url();
   exchange.notes.policy = out.policy;
   exchange.notes.reason = out.reason;
+  span.set("kindred.policy", std::string(out.policy));
+  span.set("kindred.reason", std::string(out.reason));
   core.decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }

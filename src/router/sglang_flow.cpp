@@ -49,6 +49,8 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
     // A stream that has begun needs the prefill no more.
     if (!exchange.writer.started()) sibling->cancel_decode.cancel();
   };
+  ScopedSpan span(exchange.trace, core->clock, "prefill", Span::Kind::kClient);
+  span.set("server.address", core->endpoint(worker).text());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
   deadlines.head_ms = core->options.prefill_deadline_ms;
@@ -122,7 +124,10 @@ net::Task<void> SglangFlow::run() {
     tried_decode.push_back(*decode);
     const Result<std::string> body = sglang_body(exchange_.request.body, core_->endpoint(prefill->worker).host,
                                                  said.bootstrap_port, core_->new_room());
-    KINDRED_CHECK(body.ok());  // it has been scanned
+    if (!body) {  // the scanner refuses what cannot be spliced; if ever not, the request fails and not the router
+      failure_ = {.error = api_error(body.error())};
+      break;
+    }
     const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
     const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
     const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);

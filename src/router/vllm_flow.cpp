@@ -72,6 +72,8 @@ net::Task<VllmFlow::Step> VllmFlow::prefill() {
 }
 
 net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
+  ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   const Result<std::string> body = vllm_prefill_body(exchange_.request.body);
   if (!body) {
     ApiError error = api_error(body.error());
@@ -115,6 +117,7 @@ Status VllmFlow::read_reply(std::string_view reply) {
   if (!kept) return std::move(kept).error();
   params_ = *std::move(kept);
   prompt_tokens_ = prompt_tokens(reply);
+  if (prompt_tokens_ > 0) exchange_.notes.usage.prompt_tokens = prompt_tokens_;
   return {};
 }
 

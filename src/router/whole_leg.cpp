@@ -9,6 +9,9 @@ namespace kindred::router {
 
 net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
                               net::CancelToken cancel) {
+  ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
+  if (exchange_.trace) head.headers.set("traceparent", exchange_.trace->traceparent());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
   const RouterOptions& options = core_->options;

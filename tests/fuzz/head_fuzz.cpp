@@ -29,7 +29,7 @@ void check_request(std::string_view text) {
   const auto head = parse_request_head(text, limits);
   if (!head) return;
   KINDRED_CHECK(head->target.starts_with('/') || head->target == "*");
-  KINDRED_CHECK(head->headers.size() <= limits.header_count);
+  KINDRED_CHECK(head->headers.size() <= limits.header_count + 1);  // an absolute target may add Host
   (void)head->query_value("url");
   (void)keep_alive(*head);
   const auto framing = request_framing(*head);
