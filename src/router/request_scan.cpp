@@ -135,6 +135,14 @@ class Scanner {
     if (key == "max_completion_tokens") return take_count(key, kMaxCompletionTokens, value, max_completion_tokens_);
     if (key == "prompt") return take_span(key, kPrompt, value, prompt_);
     if (key == "messages") return take_span(key, kMessages, value, messages_);
+    // Vendor fields, whose types are the worker's to judge.
+    if (key == "return_expert_counts" || key == "return_expert_gates") {
+      bool wants = false;
+      if (value.get_bool().get(wants) == simdjson::SUCCESS) {
+        out_.wants_counts = out_.wants_counts || wants;
+        return {};
+      }
+    }
     if (const error_code code = walk(value, 2)) return not_json(code);
     return {};
   }

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/splice.h"
 #include "router/whole_leg.h"
@@ -18,7 +19,7 @@
 namespace kindred::router {
 namespace {
 
-constexpr std::string_view kSglangPrefillWorker = "the prefill worker";
+constexpr std::string_view kSglangPrefill = "the prefill worker";
 
 // The prefill leg beside the decode leg. Both legs and whoever waits share it.
 struct Sibling {
@@ -76,7 +77,7 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
   }
   if (!error.message.empty() && error.code != ErrorCode::kCancelled) {
     core->log.warn("{}: request {}: {}", core->endpoint(worker).url(), exchange.id, error.message);
-    fail(transport_failure(*core, worker, kSglangPrefillWorker, error));
+    fail(transport_failure(*core, worker, kSglangPrefill, error));
   }
   sibling->done = true;
   sibling->ended.cancel();
@@ -129,6 +130,7 @@ net::Task<void> SglangFlow::run() {
     }
     const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
     const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
+    const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);
     const bool done = co_await run_pair(prefill->worker, *decode, *body);
     if (done) co_return;
   }
@@ -151,7 +153,7 @@ net::Task<bool> SglangFlow::run_pair(fleet::WorkerId prefill, fleet::WorkerId de
   while (!sibling->done) co_await sibling->ended.async_wait(net::kNoThrow);
   if (done) co_return true;
   failure_ = sibling->failed ? std::move(sibling->failure) : std::move(leg.failure());
-  if (!sibling->failed || failure_.status == 0 || worth_retrying(failure_.status)) co_return false;
+  if (!sibling->failed || failure_.status == 0 || core_->retry_on.contains(failure_.status)) co_return false;
   co_await exchange_.fail(std::move(failure_));  // the request itself is at fault
   co_return true;
 }
