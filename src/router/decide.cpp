@@ -1,16 +1,19 @@
 #include "router/decide.h"
 
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 
 namespace kindred::router {
 
 std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
+  ScopedSpan span(exchange.trace, core.clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core.clock.now();
-  const fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
-                                                        .model = exchange.model,
-                                                        .fingerprint = ask.fingerprint,
-                                                        .exclude = ask.exclude,
-                                                        .load = ask.load});
+  fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
+                                                  .model = exchange.model,
+                                                  .fingerprint = ask.fingerprint,
+                                                  .exclude = ask.exclude,
+                                                  .load = ask.load});
+  leave_out_full(core.room, snapshot);
   const policy::DecodeRequest request = {.counts = ask.counts,
                                          .model_fingerprint = ask.fingerprint,
                                          .load = core.fleet.unit_of(ask.load),
@@ -45,6 +48,8 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   exchange.notes.decode_worker = core.endpoint(out.decode_worker).url();
   exchange.notes.policy = out.policy;
   exchange.notes.reason = out.reason;
+  span.set("kindred.policy", std::string(out.policy));
+  span.set("kindred.reason", std::string(out.reason));
   core.decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }

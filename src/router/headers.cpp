@@ -24,13 +24,13 @@ bool is_private(std::string_view name) {
          net::equals_ignore_case(name.substr(0, kPrivatePrefix.size()), kPrivatePrefix);
 }
 
-net::Headers crossing(net::Headers headers, std::string_view request_id) {
-  net::remove_hop_by_hop(headers);
+net::Headers crossing(const net::Headers& headers, std::string_view request_id) {
   net::Headers out;
   for (const net::Header& header : headers) {
     const bool framing = std::any_of(kFraming.begin(), kFraming.end(),
                                      [&](std::string_view name) { return net::equals_ignore_case(name, header.name); });
-    if (!framing && !is_private(header.name)) out.add(header.name, header.value);
+    if (framing || is_private(header.name) || net::is_hop_by_hop(headers, header.name)) continue;
+    out.add(header.name, header.value);
   }
   out.add(kRequestIdHeader, request_id);
   return out;
