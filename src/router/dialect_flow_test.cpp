@@ -45,7 +45,8 @@ class VllmPd : public DialectFlow {
           R"({"role":"assistant","content":"thrown away"},"finish_reason":"length"}],"usage":{"prompt_tokens":11,)"
           R"("total_tokens":12,"completion_tokens":1},"kv_transfer_params":{"do_remote_prefill":true,)"
           R"("do_remote_decode":false,"remote_block_ids":[[1,2,3]],"remote_engine_id":"e-1",)"
-          R"("remote_host":"10.0.0.1","remote_port":5600)" + more + "}}";
+          R"("remote_host":"10.0.0.1","remote_port":5600)" +
+          more + "}}";
       co_await writer.send(200, json_type(), body);
     };
   }
@@ -75,10 +76,11 @@ TEST_F(VllmPd, PrefillMakesOneTokenAndDecodeGetsTheParametersAndTheClientsBytes)
   EXPECT_EQ(prefill["kv_transfer_params"]["do_remote_prefill"], false);
   EXPECT_TRUE(prefill["kv_transfer_params"]["remote_engine_id"].is_null());
   const std::string body(kClientBody);
-  EXPECT_EQ(d.legs()[0].body,
-            body.substr(0, body.size() - 2) +
-                R"(,"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,)"
-                R"("remote_block_ids":[[1,2,3]],"remote_engine_id":"e-1","remote_host":"10.0.0.1","remote_port":5600} })");
+  EXPECT_EQ(
+      d.legs()[0].body,
+      body.substr(0, body.size() - 2) +
+          R"(,"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,)"
+          R"("remote_block_ids":[[1,2,3]],"remote_engine_id":"e-1","remote_host":"10.0.0.1","remote_port":5600} })");
   const Json last = tree(call("GET", "/status?decisions=1").body)["decisions"][0];
   EXPECT_EQ(last["prefill_worker"], p.url());
   EXPECT_EQ(last["prompt_tokens"], 11);
@@ -145,6 +147,17 @@ TEST_F(VllmPd, WhatTheClientDidWrongPassesThrough) {
   EXPECT_EQ(d.leg_count(), 0U);
 }
 
+TEST_F(VllmPd, AClientCannotPickARank) {
+  FakeWorker& p = vllm(Role::kPrefill);
+  FakeWorker& d = vllm(Role::kDecode);
+  start();
+  EXPECT_EQ(call("POST", "/v1/chat/completions", kClientBody, "x-data-parallel-rank: 7\r\nX-Other: 1\r\n").status, 200);
+  for (const FakeWorker* worker : {&p, &d}) {
+    EXPECT_EQ(worker->legs()[0].headers.count("X-data-parallel-rank"), 0U);
+    EXPECT_EQ(worker->legs()[0].headers.count("X-Other"), 1U);
+  }
+}
+
 TEST_F(VllmPd, OnlyMatchingVersionsPair) {
   FakeWorker& p_old = vllm(Role::kPrefill, "0.10.1");
   FakeWorker& p_new = vllm(Role::kPrefill, "0.11.0");
@@ -164,9 +177,10 @@ class SglangPd : public DialectFlow {
     FakeWorker& worker = add(role, "");
     worker.set_page("/v1/models", R"({"object":"list","data":[{"id":"m","object":"model","created":1,
         "owned_by":"sglang","root":"m","parent":null,"max_model_len":4096}]})");
-    worker.set_page("/get_server_info",
-                    fmt::format(R"({{"version":"0.5.4","disaggregation_mode":"{}","disaggregation_bootstrap_port":8998}})",
-                                to_string(role)));
+    worker.set_page(
+        "/get_server_info",
+        fmt::format(R"({{"version":"0.5.4","disaggregation_mode":"{}","disaggregation_bootstrap_port":8998}})",
+                    to_string(role)));
     return worker;
   }
 };
@@ -194,8 +208,9 @@ TEST_F(SglangPd, BothLegsStartAtOnceInOneRoom) {
   const std::string body(kClientBody);
   const std::string sent = p.legs()[0].body;
   EXPECT_EQ(sent, d.legs()[0].body);
-  EXPECT_TRUE(sent.starts_with(body.substr(0, body.size() - 2) + R"(,"bootstrap_host":"127.0.0.1","bootstrap_port":8998,)"
-                                                                 R"("bootstrap_room":)"))
+  EXPECT_TRUE(sent.starts_with(body.substr(0, body.size() - 2) +
+                               R"(,"bootstrap_host":"127.0.0.1","bootstrap_port":8998,)"
+                               R"("bootstrap_room":)"))
       << sent;
   const Json first = tree(sent), second = tree(p.legs()[1].body);
   EXPECT_TRUE(first["bootstrap_room"].is_number_unsigned());

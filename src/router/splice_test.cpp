@@ -51,8 +51,8 @@ TEST(Splice, IsNotFooledByWhatIsInStrings) {
 }
 
 TEST(Splice, RefusesWhatIsNoObject) {
-  for (const char* text : {"", "[]", "1", "{", "}", "{\"a\"}", "{\"a\":}", "{\"a\":1", "{\"a\":1,}", "{,}", "{\"a\":1 \"b\":2}",
-                           "{\"a\":\"x}", "{\"a\":[1}", "{\"a\":1}x", "{a:1}", "{\"a\\\":1}"}) {
+  for (const char* text : {"", "[]", "1", "{", "}", "{\"a\"}", "{\"a\":}", "{\"a\":1", "{\"a\":1,}", "{,}",
+                           "{\"a\":1 \"b\":2}", "{\"a\":\"x}", "{\"a\":[1}", "{\"a\":1}x", "{a:1}", "{\"a\\\":1}"}) {
     EXPECT_FALSE(splice(text, {{"a", "1"}}).ok()) << text;
     EXPECT_FALSE(raw_field(text, "a").ok()) << text;
   }
@@ -73,8 +73,8 @@ TEST(Splice, GivesAFieldsRawBytes) {
 TEST(Splice, AgreesWithATree) {
   Rng rng(7);
   const auto space = [&] { return std::string(rng.below(3), ' '); };
-  const std::array<std::string, 7> values = {"1", "-2.50e3", "true", "null", R"("a\"b,}")", R"([1,{"a":2},"]"])",
-                                             R"({"a":{"b":"{"}})"};
+  const std::array<std::string, 7> values = {
+      "1", "-2.50e3", "true", "null", R"("a\"b,}")", R"([1,{"a":2},"]"])", R"({"a":{"b":"{"}})"};
   const std::array<std::string, 5> names = {"a", "b", "c", "d", "e"};
   for (int round = 0; round < 3000; ++round) {
     std::vector<std::string> left(names.begin(), names.end());
