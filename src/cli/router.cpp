@@ -20,6 +20,7 @@
 #include "cli/router_edge.h"
 #include "cli/router_experiment.h"
 #include "cli/router_kv.h"
+#include "cli/router_requests.h"
 #include "cli/terminal.h"
 
 namespace kindred::cli {
@@ -48,12 +49,10 @@ struct RouterArguments {
   int64_t prefix_bytes = 1024;
   int64_t health_interval_ms = 1'000, failures_until_out = 3, breaker_open_ms = 1'000, breaker_probes = 2,
           slow_start_ms = 5'000;
-  int64_t retries = 2;
-  int64_t prefill_deadline_ms = 600'000, decode_deadline_ms = 600'000, idle_deadline_ms = 120'000;
   int64_t body_bytes = 64LL << 20;
-  int64_t max_inflight = 4096;
   int64_t decisions = 1024;
   int64_t drain_ms = 30'000;
+  RequestArguments requests;
   std::string workers_file, kubernetes_api, kubernetes_token_file, kubernetes_ca_file;
   std::vector<std::string> kubernetes_services;
   int64_t workers_file_interval_ms = 1'000, dns_interval_ms = 5'000;
@@ -116,15 +115,10 @@ ConfigSchema schema_of(RouterArguments& o) {
                  "requests at once to a worker whose requests had failed, until one succeeds");
   schema.integer("slow_start_ms", &o.slow_start_ms, 0, kDayMs,
                  "until a worker that was out has a full share again; 0: at once");
-  schema.integer("retries", &o.retries, 0, 100, "further workers to try while the client has nothing yet");
-  schema.integer("prefill_deadline_ms", &o.prefill_deadline_ms, 1, kDayMs, "for a prefill worker to answer");
-  schema.integer("decode_deadline_ms", &o.decode_deadline_ms, 1, kDayMs,
-                 "for a decode worker to begin to answer; without streaming, to generate it all");
-  schema.integer("idle_deadline_ms", &o.idle_deadline_ms, 1, kDayMs, "for more bytes of an answer that has begun");
   schema.integer("body_bytes", &o.body_bytes, 1024, INT64_MAX, "longest request body");
-  schema.integer("max_inflight", &o.max_inflight, 1, 1'000'000, "requests served at once");
   schema.integer("decisions", &o.decisions, 0, 1'000'000, "last decisions kept for /status");
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
+  o.requests.add_to(schema);
   o.edge.add_to(schema);
   o.kv.add_to(schema);
   o.experiment.add_to(schema);
@@ -179,13 +173,9 @@ Result<router::RouterOptions> router_options(RouterArguments& o) {
   out.breaker_open_ms = milliseconds(o.breaker_open_ms);
   out.breaker_probes = static_cast<uint32_t>(o.breaker_probes);
   out.slow_start_ms = milliseconds(o.slow_start_ms);
-  out.retries = static_cast<uint32_t>(o.retries);
-  out.prefill_deadline_ms = milliseconds(o.prefill_deadline_ms);
-  out.decode_deadline_ms = milliseconds(o.decode_deadline_ms);
-  out.idle_deadline_ms = milliseconds(o.idle_deadline_ms);
   out.body_bytes = static_cast<size_t>(o.body_bytes);
-  out.max_inflight = static_cast<size_t>(o.max_inflight);
   out.decisions = static_cast<size_t>(o.decisions);
+  o.requests.apply(out);
   out.workers_file = o.workers_file;
   out.workers_file_interval_ms = milliseconds(o.workers_file_interval_ms);
   out.kubernetes_services = o.kubernetes_services;
@@ -259,7 +249,7 @@ int serve(asio::io_context& context, router::Router& router, milliseconds drain_
   signals.async_wait([&](boost::system::error_code error, int) {
     if (error) return;
     fmt::print(stderr, "kindred router: no new requests; {} in flight may finish within {} s\n",
-               router.core().requests_in_flight, drain_ms.count() / 1000);
+               router.core().requests_in_flight(), drain_ms.count() / 1000);
     signals.async_wait([&](boost::system::error_code again, int) {
       if (!again) context.stop();
     });

@@ -68,6 +68,16 @@ ChunkTracker::State ChunkTracker::step(char byte) {
   return State::kFailed;
 }
 
+std::optional<ChunkTracker::Gap> ChunkTracker::gap() const {
+  switch (state_) {
+    case State::kSizeFirst: return Gap{};
+    case State::kData: return Gap{left_, "\r\n"};
+    case State::kDataCr: return Gap{0, "\r\n"};
+    case State::kDataLf: return Gap{0, "\n"};
+    default: return std::nullopt;
+  }
+}
+
 size_t ChunkTracker::next(std::string_view wire, std::string_view& payload) {
   payload = {};
   size_t at = 0;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -40,6 +41,15 @@ class ChunkTracker {
   bool failed() const { return state_ == State::kFailed; }
   // Between two chunks: whole chunks may be inserted here. False before and after the last chunk's end.
   bool at_border() const { return state_ == State::kSizeFirst; }
+
+  // What is missing until the body is between two chunks again, for who has to end one that broke off:
+  // so many bytes of payload, then `framing`.
+  struct Gap {
+    uint64_t payload_bytes = 0;
+    std::string_view framing = {};
+  };
+  // Nothing where a size line is cut, or the body's end.
+  std::optional<Gap> gap() const;
 
  private:
   enum class State : uint8_t {

@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "net/ascii.h"
 
 namespace kindred::net {
 namespace {
+
+// Room for so many at once: what clients and workers send.
+constexpr size_t kUsualHeaders = 12;
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
 
@@ -31,6 +35,11 @@ bool has_token(const Headers& headers, std::string_view name, std::string_view w
   bool found = false;
   for_each_token(headers, name, [&](std::string_view token) { found = found || equals_ignore_case(token, wanted); });
   return found;
+}
+
+bool not_for_a_line(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return (byte < 0x20 && byte != '\t') || byte == 0x7f;
 }
 
 std::string percent_decoded(std::string_view text) {
@@ -93,11 +102,13 @@ bool stays_open(const Headers& headers, int minor_version) {
 }  // namespace
 
 bool equals_ignore_case(std::string_view a, std::string_view b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) { return x == y || lower(x) == lower(y); });
+  // Most names that are compared differ in length or in the first letter.
+  if (a.size() != b.size() || (!a.empty() && lower(a.front()) != lower(b.front()))) return false;
+  return std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) { return x == y || lower(x) == lower(y); });
 }
 
 void Headers::add(std::string_view name, std::string_view value) {
+  if (entries_.empty()) entries_.reserve(kUsualHeaders);
   entries_.push_back(Header{std::string(name), std::string(value)});
 }
 
@@ -109,7 +120,8 @@ void Headers::set(std::string_view name, std::string_view value) {
 }
 
 void Headers::erase(std::string_view name) {
-  const std::string wanted(name);
+  if (find(name) == nullptr) return;
+  const std::string wanted(name);  // `name` may point into an entry that goes
   std::erase_if(entries_, [&](const Header& header) { return equals_ignore_case(header.name, wanted); });
 }
 
@@ -161,25 +173,22 @@ Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view 
 bool keep_alive(const RequestHead& head) { return stays_open(head.headers, head.minor_version); }
 bool keep_alive(const ResponseHead& head) { return stays_open(head.headers, head.minor_version); }
 
-void remove_hop_by_hop(Headers& headers) {
-  std::vector<std::string> named;
-  for_each_token(headers, "Connection", [&](std::string_view token) { named.emplace_back(token); });
-  for (const std::string& name : named) headers.erase(name);
-  for (const std::string_view name : {"Connection", "Proxy-Connection", "Keep-Alive", "TE", "Trailer",
-                                      "Transfer-Encoding", "Upgrade", "Proxy-Authenticate", "Proxy-Authorization"}) {
-    headers.erase(name);
+bool is_hop_by_hop(const Headers& headers, std::string_view name) {
+  constexpr auto kAlways =
+      std::to_array<std::string_view>({"Connection", "Proxy-Connection", "Keep-Alive", "TE", "Trailer",
+                                       "Transfer-Encoding", "Upgrade", "Proxy-Authenticate", "Proxy-Authorization"});
+  for (const std::string_view other : kAlways) {
+    if (equals_ignore_case(name, other)) return true;
   }
+  return has_token(headers, "Connection", name);
 }
 
 void append_header_line(std::string& out, std::string_view name, std::string_view value) {
   const size_t from = out.size();
-  out += name;
-  out += ": ";
-  out += value;
-  for (size_t i = from; i < out.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(out[i]);
-    if ((byte < 0x20 && byte != '\t') || byte == 0x7f) out[i] = ' ';
-  }
+  out.append(name).append(": ").append(value);
+  unsigned wrong = 0;
+  for (size_t i = from; i < out.size(); ++i) wrong |= not_for_a_line(out[i]) ? 1U : 0U;
+  if (wrong != 0) std::replace_if(out.begin() + static_cast<std::ptrdiff_t>(from), out.end(), not_for_a_line, ' ');
   out += "\r\n";
 }
 
@@ -222,7 +231,14 @@ std::string_view reason_phrase(int status) {
 }
 
 std::string Endpoint::text() const {
-  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
+  const bool brackets = host.find(':') != std::string::npos;
+  std::string out;
+  out.reserve(host.size() + 8);
+  if (brackets) out += '[';
+  out += host;
+  if (brackets) out += ']';
+  out += ':';
+  return out += std::to_string(port);
 }
 
 Result<Endpoint> parse_endpoint(std::string_view url) {

@@ -102,9 +102,9 @@ Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view 
 bool keep_alive(const RequestHead& head);
 bool keep_alive(const ResponseHead& head);
 
-// Headers that belong to one connection and must not be forwarded (RFC 9110 §7.6.1), the ones named
-// by `Connection` included.
-void remove_hop_by_hop(Headers& headers);
+// Whether a header of that name belongs to the one connection that `headers` came on, and must not be forwarded
+// (RFC 9110 §7.6.1): the ones named by `Connection` too.
+bool is_hop_by_hop(const Headers& headers, std::string_view name);
 
 // Appends "name: value CR LF". Control characters in either become spaces, so that a value made by
 // mistake from foreign text cannot add a header or end the head.

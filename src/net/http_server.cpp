@@ -40,9 +40,9 @@ Error listen_error(const std::string& host, uint16_t port, const SystemError& ca
 }  // namespace
 
 struct HttpServer::Impl : std::enable_shared_from_this<Impl> {
-  Impl(asio::any_io_executor its_executor, ServerOptions options, Handler handler)
+  Impl(asio::any_io_executor its_executor, ServerOptions options, Handler handler, Doorkeeper doorkeeper)
       : executor(std::move(its_executor)),
-        context(std::make_shared<ServerContext>(ServerContext{options, std::move(handler)})),
+        context(std::make_shared<ServerContext>(ServerContext{options, std::move(handler), std::move(doorkeeper)})),
         acceptor(executor),
         emptied(executor) {}
 
@@ -181,8 +181,8 @@ Task<void> HttpServer::Impl::wait_until_empty(std::chrono::milliseconds at_most)
   }
 }
 
-HttpServer::HttpServer(asio::any_io_executor executor, ServerOptions options, Handler handler)
-    : impl_(std::make_shared<Impl>(std::move(executor), options, std::move(handler))) {}
+HttpServer::HttpServer(asio::any_io_executor executor, ServerOptions options, Handler handler, Doorkeeper doorkeeper)
+    : impl_(std::make_shared<Impl>(std::move(executor), options, std::move(handler), std::move(doorkeeper))) {}
 
 HttpServer::~HttpServer() {
   // Sockets only: what a request's cancellation would call may be gone already.

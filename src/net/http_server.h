@@ -43,7 +43,8 @@ struct Request {
   RequestHead head;
   std::string body;  // whole; capacity exceeds size by kBodyPadding bytes, for simdjson
   CancelToken cancel;
-  std::string peer;  // "address:port"
+  std::string peer;              // "address:port"
+  std::shared_ptr<void> permit;  // what the doorkeeper gave, kept until the response has ended
 };
 inline constexpr size_t kBodyPadding = 64;
 
@@ -71,10 +72,14 @@ class ResponseWriter {
 };
 
 using Handler = std::function<Task<void>(Request&, ResponseWriter&)>;
+// Called with a request's head before its body is read (and before 100 Continue), with its cancellation; may
+// wait. What it returns becomes Request::permit. If it has sent a response instead, that is the answer, and
+// the connection closes.
+using Doorkeeper = std::function<Task<std::shared_ptr<void>>(Request&, ResponseWriter&)>;
 
 class HttpServer {
  public:
-  HttpServer(asio::any_io_executor executor, ServerOptions options, Handler handler);
+  HttpServer(asio::any_io_executor executor, ServerOptions options, Handler handler, Doorkeeper doorkeeper = {});
   ~HttpServer();  // the io_context must have stopped, or drain() have returned
 
   // Binds and starts to accept. Port 0 takes a free one. Returns the bound port. Error kIo names

@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 namespace kindred::net {
 
@@ -18,8 +19,12 @@ class ReadBuffer {
   static constexpr size_t kFirstBytes = 4 * 1024;
   static constexpr size_t kMostBytes = 64 * 1024;
 
-  std::string_view data() const { return {bytes_.data() + begin_, end_ - begin_}; }
-  std::span<char> mutable_data() { return {bytes_.data() + begin_, end_ - begin_}; }
+  ReadBuffer() = default;
+  ReadBuffer(const ReadBuffer&) = delete;
+  ReadBuffer& operator=(const ReadBuffer&) = delete;
+
+  std::string_view data() const { return {bytes_.get() + begin_, end_ - begin_}; }
+  std::span<char> mutable_data() { return {bytes_.get() + begin_, end_ - begin_}; }
   size_t size() const { return end_ - begin_; }
   bool empty() const { return begin_ == end_; }
   void consume(size_t count) { begin_ += count; }
@@ -27,31 +32,39 @@ class ReadBuffer {
   // Room for at least one byte more.
   std::span<char> prepare() {
     if (begin_ == end_) begin_ = end_ = 0;
-    if (bytes_.empty()) bytes_.resize(kFirstBytes);
-    const bool full = end_ == bytes_.size();
-    if (begin_ > 0 && (full || begin_ >= bytes_.size() / 2)) {
-      std::memmove(bytes_.data(), bytes_.data() + begin_, size());
+    if (capacity_ == 0) grow(kFirstBytes);
+    const bool full = end_ == capacity_;
+    if (begin_ > 0 && (full || begin_ >= capacity_ / 2)) {
+      std::memmove(bytes_.get(), bytes_.get() + begin_, size());
       end_ -= begin_;
       begin_ = 0;
     }
-    if (end_ == bytes_.size() || (was_filled_ && bytes_.size() < kMostBytes)) bytes_.resize(bytes_.size() * 2);
-    return {bytes_.data() + end_, bytes_.size() - end_};
+    if (end_ == capacity_ || (was_filled_ && capacity_ < kMostBytes)) grow(capacity_ * 2);
+    return {bytes_.get() + end_, capacity_ - end_};
   }
 
   void commit(size_t count) {
     end_ += count;
-    was_filled_ = end_ == bytes_.size();
+    was_filled_ = end_ == capacity_;
   }
 
   void release_if_empty() {
     if (!empty()) return;
-    bytes_ = {};
-    begin_ = end_ = 0;
+    bytes_.reset();
+    capacity_ = begin_ = end_ = 0;
     was_filled_ = false;
   }
 
  private:
-  std::vector<char> bytes_;
+  void grow(size_t capacity) {
+    auto larger = std::make_unique_for_overwrite<char[]>(capacity);  // reads fill it
+    if (!empty()) std::memcpy(larger.get() + begin_, bytes_.get() + begin_, size());
+    bytes_ = std::move(larger);
+    capacity_ = capacity;
+  }
+
+  std::unique_ptr<char[]> bytes_;
+  size_t capacity_ = 0;
   size_t begin_ = 0;
   size_t end_ = 0;
   bool was_filled_ = false;  // the last read took all the room there was

@@ -73,7 +73,8 @@ Task<bool> ServerConnection::exchange() {
   Got got = co_await read_head(request.head);
   if (got == Got::kAll) {
     begin_response(request.head);
-    got = co_await read_body(request);
+    got = co_await pass_door(request);
+    if (got == Got::kAll) got = co_await read_body(request);
   }
   wire_->clear_deadline();
   if (got == Got::kClosed) co_return false;
@@ -137,6 +138,36 @@ ServerConnection::Got ServerConnection::take_head(size_t bytes, RequestHead& hea
   in_.consume(bytes);
   head = std::move(*parsed);
   return Got::kAll;
+}
+
+// While the doorkeeper lets the request wait its peer is watched, as in handle(); what arrives of the body is
+// kept for it.
+Task<ServerConnection::Got> ServerConnection::pass_door(Request& request) {
+  if (!context_->doorkeeper) co_return Got::kAll;
+  const auto framing = request_framing(request.head);
+  if (!framing) co_return refuse(framing.error());
+  // Refused anyway, so it need not wait.
+  if (framing->length_bytes > context_->options.body_bytes) co_return Got::kAll;
+  wire_->clear_deadline();
+  begin_watch(request);
+  const bool keep_open = std::exchange(keep_open_, false);
+  bool threw = false;
+  try {
+    request.permit = co_await context_->doorkeeper(request, *this);
+  } catch (const std::exception& fault) {
+    threw = true;
+    context_->log.error("the doorkeeper of {} {} failed: {}", request.head.method, request.head.path(), fault.what());
+  }
+  end_watch();
+  if (!usable()) co_return Got::kClosed;
+  if (threw && !started_) co_return refuse(500, "internal_error", "the server failed to answer this request");
+  if (started_) {
+    if (finished_) co_await linger();
+    else abort();
+    co_return Got::kClosed;
+  }
+  keep_open_ = keep_open;
+  co_return Got::kAll;
 }
 
 Task<ServerConnection::Got> ServerConnection::read_body(Request& request) {
@@ -236,9 +267,7 @@ Task<void> ServerConnection::linger() {
 }
 
 Task<bool> ServerConnection::handle(Request& request) {
-  source_.emplace();
-  request.cancel = source_->token();
-  watch_soon();
+  begin_watch(request);
   bool threw = false;
   try {
     co_await context_->handler(request, *this);
@@ -249,9 +278,7 @@ Task<bool> ServerConnection::handle(Request& request) {
     threw = true;
     context_->log.error("the handler of {} {} failed", request.head.method, request.head.path());
   }
-  source_.reset();
-  forget_watch();
-  if (hang_up_timer_) hang_up_timer_->cancel();
+  end_watch();
   if (!started_ && usable()) {
     if (!threw) context_->log.error("the handler of {} {} did not answer", request.head.method, request.head.path());
     keep_open_ = false;
@@ -276,6 +303,18 @@ void ServerConnection::cancel() {
 }
 
 // ---- The watch: a handler may run for minutes without writing, and must hear that its peer left.
+
+void ServerConnection::begin_watch(Request& request) {
+  source_.emplace();
+  request.cancel = source_->token();
+  watch_soon();
+}
+
+void ServerConnection::end_watch() {
+  source_.reset();
+  forget_watch();
+  if (hang_up_timer_) hang_up_timer_->cancel();
+}
 
 void ServerConnection::watch_soon() {
   // A wait left over from the request before serves for this one too; none is taken back when a request

@@ -28,6 +28,7 @@ class ServerConnection;
 struct ServerContext {
   ServerOptions options;
   Handler handler;
+  Doorkeeper doorkeeper;  // may be empty
   Logger log{"net"};
   bool stopping = false;  // no request follows the current one
   // Connections whose handler runs and whose peer is not watched yet, and what will see to that.
@@ -73,6 +74,7 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   Task<bool> exchange();  // one request and its response; false: the connection is done
   Task<Got> read_head(RequestHead& head);
   Got take_head(size_t bytes, RequestHead& head);
+  Task<Got> pass_door(Request& request);
   Task<Got> read_body(Request& request);
   Task<Got> read_sized(std::string& body, size_t length);
   Task<Got> read_chunked(std::string& body);
@@ -91,6 +93,8 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   Task<bool> put(std::span<asio::const_buffer> buffers);
   void write_failed();
 
+  void begin_watch(Request& request);
+  void end_watch();
   void watch_soon();
   void forget_watch();
   void watch();

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "router/experiment.h"
+#include "router/gate.h"
 #include "router/headers.h"
 #include "router/health.h"
 #include "router/models.h"
@@ -207,7 +208,8 @@ std::string status_json(const Core& core, size_t decisions) {
       {"not_ready_reason", reason.empty() ? Json(nullptr) : Json(reason)},
       {"draining", core.draining},
       {"unix_s", core.clock.unix_seconds()},
-      {"requests_in_flight", core.requests_in_flight},
+      {"requests_in_flight", core.requests_in_flight()},
+      {"requests_waiting", core.gate->waiting()},
       {"workers", std::move(workers)},
       {"policy", policy_json(core)},
       {"cohorts", cohorts_json(core)},

@@ -45,7 +45,7 @@ TEST_F(BreakerFlow, StreamsThatBreakAndAnswersThatNeverComeAreFaultsToo) {
   FakeWorker& cuts = add(Role::kBoth, "");
   FakeWorker& hangs = add(Role::kBoth, "");
   FakeWorker& good = add(Role::kBoth, "");
-  options_.decode_deadline_ms = 50ms;
+  options_.prefill_deadline_ms = 50ms;
   cuts.play(cut);
   hangs.play(hang);
   start();

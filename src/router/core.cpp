@@ -10,8 +10,11 @@
 
 #include "base/bytes.h"
 #include "base/rng.h"
+#include "router/gate.h"
+#include "router/lease.h"
 #include "fleet/endpoint_slices.h"
 #include "policy/shadow.h"
+#include "net/tls.h"
 #include "router/edge.h"
 #include "router/experiment.h"
 #include "router/prefixes.h"
@@ -76,6 +79,11 @@ void check_kubernetes(const RouterOptions& options, std::vector<Error>& problems
   if (auto api = net::parse_endpoint(options.kubernetes_api); !api) {
     problems.push_back(invalid(fmt::format("kubernetes_api: '{}': {}", options.kubernetes_api, api.error().message),
                                "kubernetes_api"));
+  }
+  net::TlsClientFiles files;
+  files.ca = options.kubernetes_ca_file;
+  if (auto tls = net::TlsClient::make(std::move(files)); !tls) {
+    problems.push_back(invalid(fmt::format("kubernetes_ca_file: {}", tls.error().message), "kubernetes_ca_file"));
   }
 }
 
@@ -151,14 +159,20 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
       options(std::move(given)),
       clock(time),
       fleet(time, fleet_options(options)),
+      room(time, options.decode_inflight),
       client(executor, options.edge.upstream),
       export_client(executor, export_options(options)),
       probe_client(executor, probe_options(options)),
+      leases(std::make_shared<LeaseKeeper>(executor, time)),
+      gate(std::make_shared<Gate>(gate_options(options), metrics)),
       decisions(options.decisions),
       id_seed_(random_seed()) {}
 
 Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions options, const Clock& clock) {
   CorePtr core(new Core(std::move(executor), std::move(options), clock));  // the constructor is private
+  auto retry_on = RetryStatuses::parse(core->options.retry_on);
+  if (!retry_on) return std::move(retry_on).error();
+  core->retry_on = *retry_on;
   auto edge = Edge::make(core->options.edge, clock);
   if (!edge) return std::move(edge).error();
   core->edge = *std::move(edge);
@@ -372,6 +386,8 @@ bool Core::spawn(CorePtr core, net::Task<void> task, bool standing) {
   });
   return true;
 }
+
+size_t Core::requests_in_flight() const { return gate->running(); }
 
 std::string Core::new_request_id() {
   const uint64_t number = ids_++;

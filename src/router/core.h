@@ -19,6 +19,7 @@
 #include "base/result.h"
 #include "expert/cohorts.h"
 #include "fleet/fleet.h"
+#include "fleet/room.h"
 #include "fleet/worker_list.h"
 #include "net/http_client.h"
 #include "net/task.h"
@@ -27,10 +28,13 @@
 #include "router/decision_log.h"
 #include "router/models.h"
 #include "router/options.h"
+#include "router/retry.h"
 #include "router/router_metrics.h"
 
 namespace kindred::router {
 
+class Gate;
+class LeaseKeeper;
 class ConfigSource;
 class Edge;
 class Experiment;
@@ -79,6 +83,7 @@ class Core {
   size_t standing() const { return standing_; }
 
   std::string new_request_id();
+  size_t requests_in_flight() const;
   uint64_t new_room();  // in which two SGLang workers meet; 63 bits, as their server takes them
 
   struct Worker {
@@ -95,6 +100,7 @@ class Core {
   const Clock& clock;
   const Logger log{"router"};
   fleet::Fleet fleet;
+  fleet::DecodeRoom room;
   std::deque<Worker> workers;  // by WorkerId; what is added moves nothing
   net::HttpClient client;
   net::HttpClient export_client;           // to the collector of traces
@@ -110,11 +116,13 @@ class Core {
   std::shared_ptr<const expert::CohortModel> cohorts;
   std::shared_ptr<Refitter> refitter;  // null: off
   std::unique_ptr<Prefixes> prefixes;  // null: no policy asks what workers hold
+  std::shared_ptr<LeaseKeeper> leases;
+  std::shared_ptr<Gate> gate;  // places for requests
+  RetryStatuses retry_on;      // answers of a worker after which another one is asked
   RouterMetrics metrics;
   std::shared_ptr<Edge> edge;
   DecisionLog decisions;
   net::CancelSource closing;  // ends the background tasks
-  size_t requests_in_flight = 0;
   bool draining = false;
 
  private:
@@ -146,7 +154,7 @@ inline constexpr size_t kMaxWorkers = 1024;
 // adds none.
 inline constexpr size_t kMaxWorkerRecords = 16 * kMaxWorkers;
 // One prober and one poller per worker (a removed one's may still be ending), the loops that stand alone, and
-// lease releases.
+// the calls that release and renew leases.
 inline constexpr size_t kMaxBackground = 4096 + 4 * kMaxWorkers;
 
 }  // namespace kindred::router

@@ -1,11 +1,13 @@
 #include "router/decide.h"
 
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/prefixes.h"
 
 namespace kindred::router {
 
 std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
+  ScopedSpan span(exchange.trace, core.clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core.clock.now();
   fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
                                                   .model = exchange.model,
@@ -13,6 +15,7 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
                                                   .exclude = ask.exclude,
                                                   .load = ask.load});
   mark_held(core, exchange, snapshot);
+  leave_out_full(core.room, snapshot);
   const policy::DecodeRequest request = {.counts = ask.counts,
                                          .model_fingerprint = ask.fingerprint,
                                          .load = core.fleet.unit_of(ask.load),
@@ -50,6 +53,8 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   exchange.notes.decode_worker = core.endpoint(out.decode_worker).url();
   exchange.notes.policy = out.policy;
   exchange.notes.reason = out.reason;
+  span.set("kindred.policy", std::string(out.policy));
+  span.set("kindred.reason", std::string(out.reason));
   core.decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }

@@ -147,6 +147,17 @@ TEST_F(VllmPd, WhatTheClientDidWrongPassesThrough) {
   EXPECT_EQ(d.leg_count(), 0U);
 }
 
+TEST_F(VllmPd, AClientCannotPickARank) {
+  FakeWorker& p = vllm(Role::kPrefill);
+  FakeWorker& d = vllm(Role::kDecode);
+  start();
+  EXPECT_EQ(call("POST", "/v1/chat/completions", kClientBody, "x-data-parallel-rank: 7\r\nX-Other: 1\r\n").status, 200);
+  for (const FakeWorker* worker : {&p, &d}) {
+    EXPECT_EQ(worker->legs()[0].headers.count("X-data-parallel-rank"), 0U);
+    EXPECT_EQ(worker->legs()[0].headers.count("X-Other"), 1U);
+  }
+}
+
 TEST_F(VllmPd, OnlyMatchingVersionsPair) {
   FakeWorker& p_old = vllm(Role::kPrefill, "0.10.1");
   FakeWorker& p_new = vllm(Role::kPrefill, "0.11.0");

@@ -32,6 +32,7 @@ ApiError api_error(const Error& error) {
     case ErrorCode::kExhausted: {
       ApiError out = make(429, "rate_limit_error", "router_busy");
       out.retry_after_s = 1;
+      out.shed = true;
       return out;
     }
     case ErrorCode::kUnavailable: return make(503, "service_unavailable_error", "worker_unavailable");

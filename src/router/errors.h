@@ -18,6 +18,7 @@ struct ApiError {
   std::string param = {};  // the field at fault, or empty
   int retry_after_s = 0;   // 0: no Retry-After
   std::string allow = {};  // 405 only: the Allow header
+  bool shed = false;       // a limit of the router's own was reached
 };
 
 // kCorrupt and kIo are faults of a worker here: 502.

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "router/expert_fields.h"
 #include "router/headers.h"
 
 namespace kindred::router {
@@ -23,10 +26,17 @@ net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::str
   outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
 }
 
-net::Task<void> Exchange::fail(ApiError error, bool may_insert_event) {
+net::Task<void> Exchange::relay(int with_status, net::Headers headers, std::string body) {
+  if (!scan.wants_counts) remove_expert_counts(body);
+  co_await answer(with_status, std::move(headers), body);
+}
+
+net::Task<void> Exchange::fail(ApiError error) {
   if (writer.started()) {
-    if (may_insert_event) {
-      const std::string event = error_event(error);
+    const std::optional<Bridge> bridge = meter ? meter->bridge() : Bridge{};
+    if (bridge) {
+      if (!bridge->framed.empty()) co_await writer.write_framed(bridge->framed);
+      const std::string event = std::string(bridge->payload) + error_event(error);
       co_await writer.write(event);
     }
     writer.abort();
@@ -40,16 +50,23 @@ net::Task<void> Exchange::fail(ApiError error, bool may_insert_event) {
   if (!error.allow.empty()) headers.add("Allow", error.allow);
   const std::string body = error_json(error);
   co_await answer(error.status, std::move(headers), body);
-  if (outcome == Outcome::kClientError && (error.code == "router_busy" || error.code == "rate_limit_exceeded"))
-    outcome = Outcome::kRejected;
+  if (outcome != Outcome::kCancelled && error.shed) outcome = Outcome::kRejected;
 }
 
-net::Task<void> Exchange::fail(LegFailure failure, bool may_insert_event) {
+net::Task<void> Exchange::fail(LegFailure failure) {
   if (failure.status == 0 || writer.started()) {
-    co_await fail(std::move(failure.error), may_insert_event);
+    co_await fail(std::move(failure.error));
     co_return;
   }
   co_await answer(failure.status, std::move(failure.headers), failure.body);
+}
+
+StreamMeter& Exchange::measure(Core& core) {
+  if (!meter) {
+    meter.emplace(core.clock, arrived, core.metrics, std::max<uint64_t>(1, scan.n));
+    if (notes.watched) meter->note_in(&notes);
+  }
+  return *meter;
 }
 
 net::Task<bool> Exchange::start_stream(net::Headers headers) {
@@ -102,8 +119,6 @@ bool worth_retrying(const Error& error) {
   return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt ||
          error.code == ErrorCode::kExhausted;
 }
-
-bool worth_retrying(int status) { return status >= 500 || status == 429; }
 
 net::RequestHead worker_head(const Exchange& exchange) {
   net::RequestHead head;

@@ -14,6 +14,7 @@
 #include "router/core.h"
 #include "router/errors.h"
 #include "router/prompt_prefix.h"
+#include "router/relay.h"
 #include "router/request_notes.h"
 #include "router/request_scan.h"
 #include "router/router_metrics.h"
@@ -36,12 +37,19 @@ class Exchange {
 
   // A whole answer.
   net::Task<void> answer(int status, net::Headers headers, std::string_view body);
-  // Before the answer has begun: the error as JSON. In a stream: an error event if `may_insert_event`,
-  // and then a cut either way, so that the end never looks clean.
-  net::Task<void> fail(ApiError error, bool may_insert_event = true);
-  net::Task<void> fail(LegFailure failure, bool may_insert_event = true);
+  // A worker's answer, byte for byte but for expert counts that the client did not ask for.
+  net::Task<void> relay(int status, net::Headers headers, std::string body);
+  // Before the answer has begun: the error as JSON. In a stream: an error event where `meter` says that one
+  // may stand, and then a cut either way, so that the end never looks clean.
+  net::Task<void> fail(ApiError error);
+  net::Task<void> fail(LegFailure failure);
   // The head of a stream. False: the client is gone.
   net::Task<bool> start_stream(net::Headers headers);
+
+  // Whether a stream of this request's kind ends with the event `[DONE]`.
+  bool ends_with_done() const { return request.head.path().ends_with("/completions"); }
+  // The meter of the one stream that this request may have; to be made before it begins.
+  StreamMeter& measure(Core& core);
 
   bool client_gone() const { return request.cancel.cancelled(); }
   void cancelled() { outcome = Outcome::kCancelled; }
@@ -60,6 +68,8 @@ class Exchange {
   std::string label;    // of its domain, as the client names it; empty: none
   std::string model;    // what is routed by; empty if the client named none and there is only one
 
+  std::optional<StreamMeter> meter;  // once there is a stream
+  fleet::RoomGuard decode_room;      // reserved, until a decode worker is chosen
   Outcome outcome = Outcome::kCancelled;
   int status = 499;  // as sent
 };
@@ -74,8 +84,6 @@ LegFailure transport_failure(Core& core, fleet::WorkerId worker, std::string_vie
 // Whether another worker may do better after this transport error. Not after a timeout: the client
 // has waited long enough.
 bool worth_retrying(const Error& error);
-// Whether another worker may do better after this answer: busy or broken, not "you are wrong".
-bool worth_retrying(int status);
 
 // Head of the request for a worker: the client's method, target and headers, asking for no compression.
 net::RequestHead worker_head(const Exchange& exchange);

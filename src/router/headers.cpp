@@ -14,18 +14,23 @@ constexpr std::string_view kPrivatePrefix = "x-kindred-";
 constexpr std::array<std::string_view, 5> kFraming = {"Host", "Content-Length", "Transfer-Encoding", "Expect",
                                                       kRequestIdHeader};
 
+// With it vLLM runs a request on the data-parallel rank that it names, whatever the balance between ranks: like the
+// body's `data_parallel_rank`, nothing that a client may choose.
+constexpr std::string_view kRankHeader = "X-data-parallel-rank";
+
 bool is_private(std::string_view name) {
+  if (net::equals_ignore_case(name, kRankHeader)) return true;
   return name.size() > kPrivatePrefix.size() &&
          net::equals_ignore_case(name.substr(0, kPrivatePrefix.size()), kPrivatePrefix);
 }
 
-net::Headers crossing(net::Headers headers, std::string_view request_id) {
-  net::remove_hop_by_hop(headers);
+net::Headers crossing(const net::Headers& headers, std::string_view request_id) {
   net::Headers out;
   for (const net::Header& header : headers) {
     const bool framing = std::any_of(kFraming.begin(), kFraming.end(),
                                      [&](std::string_view name) { return net::equals_ignore_case(name, header.name); });
-    if (!framing && !is_private(header.name)) out.add(header.name, header.value);
+    if (framing || is_private(header.name) || net::is_hop_by_hop(headers, header.name)) continue;
+    out.add(header.name, header.value);
   }
   out.add(kRequestIdHeader, request_id);
   return out;

@@ -24,8 +24,8 @@ Result<std::string> domain_label(const net::Headers& from_client);
 bool is_sane_request_id(std::string_view id);
 
 // The client's headers as a worker gets them: without hop-by-hop headers, without framing, which the
-// client pool sets, and without X-Kindred-*, which only the router may say. `request_id` replaces the
-// client's.
+// client pool sets, and without X-Kindred-* and X-data-parallel-rank, which only the router may say. `request_id`
+// replaces the client's.
 net::Headers to_worker(const net::Headers& from_client, std::string_view request_id);
 
 // A worker's headers as the client gets them, with the same exceptions.

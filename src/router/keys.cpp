@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "base/config.h"
+#include "net/ascii.h"
 
 namespace kindred::router {
 namespace {
@@ -42,18 +43,11 @@ std::string what_a_secret_is() {
                      KeyRing::kMostKeyBytes);
 }
 
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 std::optional<KeyDigest> parse_digest(std::string_view hex) {
   KeyDigest out{};
   if (hex.size() != 2 * out.size()) return std::nullopt;
   for (size_t i = 0; i < out.size(); ++i) {
-    const int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
+    const int high = net::hex_value(hex[2 * i]), low = net::hex_value(hex[2 * i + 1]);
     if (high < 0 || low < 0) return std::nullopt;
     out[i] = static_cast<unsigned char>(high * 16 + low);
   }

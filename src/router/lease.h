@@ -1,20 +1,62 @@
 // The KV that a prefill worker holds for a request until the decode worker has pulled it.
 //
-// Thread-safety: none.
+// Thread-safety: none; confined to the core's thread.
 #pragma once
 
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <map>
+#include <optional>
 #include <string>
 
 #include "router/core.h"
 
 namespace kindred::router {
 
-// Releases the lease exactly once: when told, or when it is dropped, whatever ended the request. The
-// call to the worker runs in the background; if it fails the lease ends with its time to live.
+class LeaseHold;
+
+// Renews the leases that are held, each at a third of its time to live, kMaxRenewals times at most and
+// kMaxCalls at once; what has no turn then has it at the next. A lease that its worker does not know any
+// more is left alone: the decode worker will say so.
+class LeaseKeeper {
+ public:
+  LeaseKeeper(const net::asio::any_io_executor& executor, const Clock& clock) : clock_(clock), timer_(executor) {}
+
+  static net::Task<void> run(CorePtr core);  // until the router closes
+  void stop() { timer_.cancel(); }
+
+  static constexpr uint32_t kMaxRenewals = 200;
+  static constexpr size_t kMaxCalls = 256;
+
+ private:
+  friend class LeaseHold;
+  struct Entry;
+  using Queue = std::multimap<MonotonicTime, std::shared_ptr<Entry>>;
+  struct Entry {
+    fleet::WorkerId worker = 0;
+    std::string lease;
+    std::chrono::milliseconds interval_ms{0};
+    uint32_t renewals = 0;
+    std::optional<Queue::iterator> turn;  // while it is in the queue
+  };
+
+  void add(const std::shared_ptr<Entry>& entry, std::chrono::milliseconds in);
+  void drop(Entry& entry);
+  void renew_due(const CorePtr& core);
+  static net::Task<void> renew(CorePtr core, std::shared_ptr<Entry> entry);
+
+  const Clock& clock_;
+  net::asio::steady_timer timer_;
+  Queue queue_;  // by when
+  size_t calls_ = 0;
+};
+
+// Keeps the lease alive, and releases it exactly once: when told, or when it is dropped, whatever ended the
+// request. The call to the worker runs in the background; if it fails the lease ends with its time to live.
 class LeaseHold {
  public:
-  LeaseHold(CorePtr core, fleet::WorkerId worker, std::string lease)
-      : core_(std::move(core)), worker_(worker), lease_(std::move(lease)) {}
+  // `ttl_ms`: 0 if the worker did not say.
+  LeaseHold(CorePtr core, fleet::WorkerId worker, std::string lease, uint64_t ttl_ms);
   LeaseHold(const LeaseHold&) = delete;
   LeaseHold& operator=(const LeaseHold&) = delete;
   ~LeaseHold() { release(); }
@@ -23,8 +65,9 @@ class LeaseHold {
 
  private:
   CorePtr core_;
-  fleet::WorkerId worker_;
-  std::string lease_;  // empty: released
+  std::shared_ptr<LeaseKeeper::Entry> entry_;
 };
+
+void start_renewing(const CorePtr& core);
 
 }  // namespace kindred::router

@@ -64,17 +64,27 @@ struct RouterOptions {
   uint32_t breaker_probes = 2;                       // so many at once, until one succeeds
   std::chrono::milliseconds slow_start_ms{5'000};    // of a worker that was out; 0: none
 
-  uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
+  int64_t decode_inflight = 0;  // requests that a decode worker has room for; 0: as many as it takes
 
-  std::chrono::milliseconds prefill_deadline_ms{600'000};  // to the head of the prefill reply
-  // To the head of the decode worker's reply; without streaming that is the whole generation.
+  uint32_t retries = 2;  // further workers a leg tries, while nothing has reached the client
+  // Statuses after which it does: numbers, "5xx", or "none". Others pass to the client as they are.
+  std::vector<std::string> retry_on = {"429", "500", "502", "503", "504"};
+
+  // All below the 300 s for which engines wait for each other.
+  std::chrono::milliseconds prefill_deadline_ms{240'000};  // to the head of the prefill reply
+  // To the head of a decode worker's reply: of a stream, and of an answer in one piece, which comes when all
+  // of it is generated. A stream from a plain worker, which runs the prompt too, has the prefill deadline.
+  std::chrono::milliseconds first_deadline_ms{60'000};
   std::chrono::milliseconds decode_deadline_ms{600'000};
   std::chrono::milliseconds idle_deadline_ms{120'000};  // between two reads of a reply
 
   size_t body_bytes = 64ULL * 1024 * 1024;           // of a request; more: 413
   size_t prefill_reply_bytes = 64ULL * 1024 * 1024;  // first output, prompt token ids, counts and state
   size_t answer_bytes = 256ULL * 1024 * 1024;        // of an answer that is not streamed
-  size_t max_inflight = 4096;                        // requests; more: 429
+  size_t max_inflight = 4096;                        // requests served at once; more wait
+  size_t queue = 1024;                               // that wait, of each lane; more: 429
+  std::chrono::milliseconds queue_wait_ms{10'000};   // then 503
+  uint32_t batch_headroom_percent = 10;              // of max_inflight, which batch requests leave free
   size_t decisions = 1024;                           // kept for GET /status
 };
 

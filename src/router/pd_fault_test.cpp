@@ -92,7 +92,7 @@ TEST_F(PdFlowTest, DecodeDyingMidStreamIsAnErrorEventAndACut) {
   EXPECT_TRUE(eventually([&] { return p.released().size() == 1 && in_flight() == 0; }));
 }
 
-TEST_F(PdFlowTest, NothingIsInsertedIntoABrokenEvent) {
+TEST_F(PdFlowTest, ABrokenEventIsEndedSoThatTheErrorIsOneOfItsOwn) {
   prefill();
   FakeWorker& d = decode();
   d.play([](const SeenLeg&, net::Request&, net::ResponseWriter& writer) -> net::Task<void> {
@@ -104,7 +104,8 @@ TEST_F(PdFlowTest, NothingIsInsertedIntoABrokenEvent) {
   start();
   const Answer answer = chat(true);
   EXPECT_FALSE(answer.complete);
-  EXPECT_TRUE(answer.body.ends_with("data: {\"x\":")) << answer.body;
+  EXPECT_NE(answer.body.find("data: {\"x\":\n\ndata: {\"error\":{"), std::string::npos) << answer.body;
+  EXPECT_TRUE(answer.body.ends_with("\n\n"));
 }
 
 TEST_F(PdFlowTest, RetriesPrefillOnAnotherWorker) {

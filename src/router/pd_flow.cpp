@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "router/decode_room.h"
 #include "router/headers.h"
 #include "router/leg_load.h"
 #include "router/prefixes.h"
@@ -17,10 +18,7 @@ constexpr std::string_view kDecodeWorker = "the decode worker";
 
 }  // namespace
 
-PdFlow::PdFlow(CorePtr core, Exchange& exchange)
-    : core_(std::move(core)), exchange_(exchange), meter_(core_->clock, exchange.arrived, core_->metrics) {
-  if (exchange.notes.watched) meter_.note_in(&exchange.notes);
-}
+PdFlow::PdFlow(CorePtr core, Exchange& exchange) : core_(std::move(core)), exchange_(exchange) {}
 
 net::Task<void> PdFlow::run() {
   for (bool may_restart = true;; may_restart = false) {
@@ -30,7 +28,7 @@ net::Task<void> PdFlow::run() {
       co_await send_finished();
       co_return;
     }
-    lease_.emplace(core_, prefill_worker_, reply_->lease_id);
+    lease_.emplace(core_, prefill_worker_, reply_->lease_id, reply_->lease_ttl_ms);
     if (streams()) {
       const bool sent = co_await send_first();
       if (!sent) {
@@ -97,7 +95,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
   core_->worker_answered(worker, got.status);
   if (got.status != 200) {
     failure_ = co_await read_answer(**response, exchange_.id);
-    if (worth_retrying(got.status)) co_return Step::kRetry;
+    if (core_->retry_on.contains(got.status)) co_return Step::kRetry;
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
@@ -134,7 +132,7 @@ net::Headers PdFlow::own_headers() const {
 
 net::Task<PdFlow::Step> PdFlow::send_finished() {
   if (!streams()) {
-    co_await exchange_.answer(200, own_headers(), reply_->first);
+    co_await exchange_.relay(200, own_headers(), std::move(reply_->first));
     co_return Step::kDone;
   }
   bool taken = co_await send_first();
@@ -147,7 +145,7 @@ net::Task<bool> PdFlow::send_first() {
   const bool started = co_await exchange_.start_stream(own_headers());
   if (!started) co_return false;
   if (reply_->first.empty()) co_return true;  // the token's bytes are not whole yet
-  meter_.feed({.bytes = reply_->first});
+  exchange_.measure(*core_).feed({.bytes = reply_->first});
   co_return co_await exchange_.writer.write(reply_->first);
 }
 
@@ -164,11 +162,12 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
     if (attempt > 0) core_->metrics.retried("decode");
     tried_decode_.push_back(*worker);
     const fleet::LoadGuard guard = core_->fleet.take(*worker, decode_load());
+    const auto place = occupy_decode_room(*core_, exchange_, *worker, static_cast<int64_t>(reply_->n));
     const Step step = co_await decode_leg(*worker, may_restart);
     if (step != Step::kRetry) co_return step;
   }
   if (lease_) lease_->release();
-  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 
@@ -203,6 +202,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_decode() {
                                                     .exclude = tried_decode_,
                                                     .load = decode_load()});
   mark_held(*core_, exchange_, snapshot);
+  leave_out_full(core_->room, snapshot);
   const policy::DecodeRequest request = {.counts = counts(),
                                          .model_fingerprint = reply_->fingerprint,
                                          .load = core_->fleet.unit_of(decode_load()),
@@ -262,7 +262,7 @@ net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_rest
   head.headers.set("X-Kindred-Handoff-Bytes", fmt::format("{}", handoff_.size()));
   const std::array<std::string_view, 2> parts = {exchange_.request.body, handoff_};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.decode_deadline_ms;
+  deadlines.head_ms = streams() ? core_->options.first_deadline_ms : core_->options.decode_deadline_ms;
   deadlines.read_ms = core_->options.idle_deadline_ms;
   auto response =
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
@@ -283,18 +283,19 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
   failure_ = co_await read_answer(response, exchange_.id);
   const int status = response.head().status;
   const std::string& code = failure_.error.code;
+  note_busy(*core_, worker, response.head());
   core_->log.warn("{} refused a handoff: status {}, {}", core_->endpoint(worker).url(), status, loggable_code(code));
   if (code == "kv_pull_failed" && may_restart) co_return Step::kRestart;
   if (code == "handoff_invalid") {
     // The router's fault, not the client's, whose request the prefill worker took.
     failure_.status = 0;
-  } else if (worth_retrying(status) || status == 403 || status == 409) {
+  } else if (core_->retry_on.contains(status) || status == 403 || status == 409) {
     // What the pair said to each other means nothing to the client; being busy does.
     if (status != 429 && status != 503) failure_.status = 0;
     co_return Step::kRetry;
   }
   if (lease_) lease_->release();
-  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 
@@ -308,12 +309,12 @@ void PdFlow::forget_handoff() {
 }
 
 net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
-  RelaySource source(response, exchange_.writer);
+  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(first).error());
   lease_->release();
   forget_handoff();
-  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter_);
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
     case RelayEnd::kComplete:
       core_->worker_completed(worker);
@@ -322,7 +323,7 @@ net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, flee
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, kDecodeWorker, result.error);
-      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      co_await exchange_.fail(std::move(failure));
       break;
     }
   }
@@ -335,7 +336,7 @@ net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet
   core_->worker_completed(worker);
   lease_->release();
   if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
-  co_await exchange_.answer(200, to_client(response.head().headers, exchange_.id), *body);
+  co_await exchange_.relay(200, to_client(response.head().headers, exchange_.id), *std::move(body));
   co_return Step::kDone;
 }
 
@@ -348,7 +349,7 @@ net::Task<PdFlow::Step> PdFlow::after_transport_error(fleet::WorkerId worker, st
   failure_ = transport_failure(*core_, worker, who, error);
   if (worth_retrying(error)) co_return Step::kRetry;
   if (lease_) lease_->release();
-  co_await exchange_.fail(std::move(failure_), !meter_.inside_event());
+  co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 

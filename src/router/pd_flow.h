@@ -17,7 +17,6 @@
 #include "router/exchange.h"
 #include "router/lease.h"
 #include "router/prefill_reply.h"
-#include "router/relay.h"
 
 namespace kindred::router {
 
@@ -68,7 +67,6 @@ class PdFlow {
   std::string handoff_;
   std::shared_ptr<const expert::ExpertCounts> counts_;
   bool counts_read_ = false;
-  StreamMeter meter_;
 };
 
 }  // namespace kindred::router

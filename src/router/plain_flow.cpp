@@ -82,14 +82,15 @@ net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
   net::RequestHead head = worker_head(exchange_);
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.decode_deadline_ms;
-  deadlines.read_ms = core_->options.idle_deadline_ms;
+  const RouterOptions& options = core_->options;
+  deadlines.head_ms = exchange_.scan.stream ? options.prefill_deadline_ms : options.decode_deadline_ms;
+  deadlines.read_ms = options.idle_deadline_ms;
   auto response =
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
-  if (worth_retrying(got.status)) {
+  if (core_->retry_on.contains(got.status)) {
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
   }
@@ -99,7 +100,7 @@ net::Task<bool> PlainFlow::leg(fleet::WorkerId worker) {
 }
 
 net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
-  RelaySource source(response, exchange_.writer);
+  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
   const bool started = co_await exchange_.start_stream(to_client(response.head().headers, exchange_.id));
@@ -107,9 +108,7 @@ net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::Wo
     exchange_.cancelled();
     co_return true;
   }
-  StreamMeter meter(core_->clock, exchange_.arrived, core_->metrics);
-  if (exchange_.notes.watched) meter.note_in(&exchange_.notes);
-  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter);
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
     case RelayEnd::kComplete:
       core_->worker_completed(worker);
@@ -118,7 +117,7 @@ net::Task<bool> PlainFlow::relay_events(net::ClientResponse& response, fleet::Wo
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, kWorker, result.error);
-      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      co_await exchange_.fail(std::move(failure));
       break;
     }
   }
@@ -131,7 +130,7 @@ net::Task<bool> PlainFlow::relay_whole(net::ClientResponse& response, fleet::Wor
   const net::ResponseHead& got = response.head();
   if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
   if (got.status < 500) core_->worker_completed(worker);
-  co_await exchange_.answer(got.status, to_client(got.headers, exchange_.id), *body);
+  co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
   co_return true;
 }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "router/exchange.h"
-#include "router/relay.h"
 
 namespace kindred::router {
 

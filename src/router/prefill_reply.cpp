@@ -14,7 +14,7 @@ namespace ondemand = simdjson::ondemand;
 using simdjson::error_code;
 
 // More choices than any engine accepts; bounds what a reply can do to the load of a worker.
-constexpr uint64_t kMaxChoices = 4096;
+constexpr uint64_t kMostChoices = 4096;
 
 Error corrupt(std::string_view what) {
   return Error{ErrorCode::kCorrupt, fmt::format("the prefill worker's reply is malformed: {}", what)};
@@ -38,15 +38,16 @@ error_code read_usage(ondemand::value value, uint64_t& prompt_tokens) {
   return usage["prompt_tokens"].get_uint64().get(prompt_tokens);
 }
 
-error_code read_lease(ondemand::value value, std::string_view& raw, std::string& id) {
+error_code read_lease(ondemand::value value, PrefillReply& out) {
   ondemand::object lease;
   if (const error_code code = value.get_object().get(lease)) return code;
-  if (const error_code code = lease.raw_json().get(raw)) return code;
+  if (const error_code code = lease.raw_json().get(out.lease)) return code;
   if (const error_code code = lease.reset().error()) return code;
   std::string_view text;
   if (const error_code code = lease["id"].get_string().get(text)) return code;
-  id = std::string(text);
-  return simdjson::SUCCESS;
+  out.lease_id = std::string(text);
+  const error_code code = lease["ttl_ms"].get_uint64().get(out.lease_ttl_ms);
+  return code == simdjson::NO_SUCH_FIELD ? simdjson::SUCCESS : code;
 }
 
 error_code read_text(ondemand::value value, std::string& out) {
@@ -72,7 +73,7 @@ error_code take(std::string_view key, ondemand::value value, PrefillReply& out, 
   if (null) return simdjson::SUCCESS;
   if (key == "expert_counts") return raw_object(value, out.expert_counts);
   if (key == "state") return raw_object(value, out.state);
-  return read_lease(value, out.lease, out.lease_id);
+  return read_lease(value, out);
 }
 
 }  // namespace
@@ -100,7 +101,7 @@ Result<PrefillReply> PrefillReply::parse(std::string bytes) {
   }
   if (version != 1) return corrupt("'v' is not 1");
   if (!is_media_type(out.content_type)) return corrupt("'content_type' is neither an event stream nor JSON");
-  if (out.n == 0 || out.n > kMaxChoices) return corrupt("'n' is out of range");
+  if (out.n == 0 || out.n > kMostChoices) return corrupt("'n' is out of range");
   if (!out.finished && (out.lease_id.empty() || out.state.empty())) return corrupt("'lease' or 'state' is missing");
   return out;
 }

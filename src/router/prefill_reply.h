@@ -31,6 +31,7 @@ class PrefillReply {
   uint64_t n = 1;
   std::string fingerprint;
   std::string lease_id;            // empty if finished
+  uint64_t lease_ttl_ms = 0;       // 0: not said
   std::string_view expert_counts;  // raw JSON with simdjson padding behind it; empty if there are none
   std::string_view lease, state;   // raw JSON, passed on as they are
 

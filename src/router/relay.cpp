@@ -1,56 +1,72 @@
 #include "router/relay.h"
 
 namespace kindred::router {
+namespace {
+
+// A chunk that broke off is filled up with empty lines only if it is not larger than any event should be.
+constexpr uint64_t kMaxFillBytes = 64 * 1024;
+
+}  // namespace
 
 net::Task<Result<Piece>> RelaySource::next() {
   if (framed_) {
     Result<net::ClientResponse::Framed> got = co_await from_.read_framed();
     if (!got) co_return std::move(got).error();
-    co_return Piece{.bytes = got->wire, .framed = true, .at_border = got->at_chunk_border, .end = got->end};
+    co_return Piece{.bytes = got->wire, .framed = true, .end = got->end};
   }
   Result<std::string_view> got = co_await from_.read_some();
   if (!got) co_return std::move(got).error();
-  co_return Piece{.bytes = *got, .framed = false, .at_border = true, .end = got->empty()};
+  co_return Piece{.bytes = *got, .framed = false, .end = got->empty()};
 }
 
 void StreamMeter::feed(const Piece& piece) {
-  size_t events = 0;
+  const uint64_t events = watch_.events(), tokens = watch_.tokens();
   if (piece.framed) {
     std::string_view wire = piece.bytes;
     while (!wire.empty()) {
       std::string_view payload;
       const size_t used = chunks_.next(wire, payload);
       if (used == 0) break;
-      events += counter_.feed(payload);
+      watch_.feed(payload);
       if (notes_ != nullptr) notes_->tail.feed(payload);
       wire.remove_prefix(used);
     }
   } else {
-    events = counter_.feed(piece.bytes);
+    watch_.feed(piece.bytes);
     if (notes_ != nullptr) notes_->tail.feed(piece.bytes);
   }
-  if (events == 0) return;
-  last_ = clock_.now();
-  metrics_.stream_events.add(static_cast<double>(events));
+  if (watch_.events() == events) return;
+  const MonotonicTime now = clock_.now();
+  metrics_.stream_events.add(static_cast<double>(watch_.events() - events));
   if (notes_ != nullptr) {
-    notes_->events += events;
-    if (!notes_->first_event) notes_->first_event = last_;
-    notes_->last_event = last_;
+    notes_->events = watch_.events();
+    if (!notes_->first_event) notes_->first_event = now;
+    notes_->last_event = now;
   }
-  if (begun_) {
-    later_events_ += events;
-    return;
-  }
-  begun_ = true;
-  first_ = last_;
-  metrics_.ttft_s.observe(seconds_between(arrived_, first_));
+  if (events == 0) metrics_.ttft_s.observe(seconds_between(arrived_, now));
+  if (watch_.tokens() == tokens) return;
+  last_token_ = now;
+  if (tokens > 0) return;
+  first_token_ = now;
+  first_tokens_ = watch_.tokens();
 }
 
 void StreamMeter::done() {
-  // The last event is `[DONE]`, no token.
-  if (later_events_ > 1) {
-    metrics_.tpot_s.observe(seconds_between(first_, last_) / static_cast<double>(later_events_ - 1));
-  }
+  const uint64_t later = watch_.tokens() - first_tokens_;
+  if (later == 0) return;
+  const auto per_choice = static_cast<double>(later) / static_cast<double>(choices_);
+  metrics_.tpot_s.observe(seconds_between(first_token_, last_token_) / per_choice);
+}
+
+std::optional<Bridge> StreamMeter::bridge() const {
+  const std::optional<net::ChunkTracker::Gap> gap = chunks_.gap();
+  if (!gap || gap->payload_bytes > kMaxFillBytes || !watch_.may_end_event()) return std::nullopt;
+  // Empty lines between events mean nothing, so they fill the chunk and end the event in one.
+  Bridge out;
+  out.framed.assign(gap->payload_bytes, '\n');
+  out.framed += gap->framing;
+  if (watch_.inside_event()) out.payload = "\n\n";
+  return out;
 }
 
 net::Task<RelayResult> relay_stream(RelaySource& source, Piece first, net::ResponseWriter& writer, StreamMeter& meter) {
@@ -63,9 +79,10 @@ net::Task<RelayResult> relay_stream(RelaySource& source, Piece first, net::Respo
       else taken = co_await writer.write(piece.bytes);
     }
     if (taken && piece.end) {
-      // Without chunks or a length a broken stream looks like a finished one, but for an event cut in two.
-      if (!piece.framed && meter.inside_event()) {
-        co_return RelayResult{RelayEnd::kCut, Error{ErrorCode::kIo, "the stream ended inside an event"}, false};
+      // Without chunks or a length a broken stream looks like a finished one.
+      const StreamWatch& watch = meter.watch();
+      if (!piece.framed && (watch.inside_event() || (source.needs_done() && !watch.done()))) {
+        co_return RelayResult{RelayEnd::kCut, Error{ErrorCode::kIo, "the stream ended before its last event"}};
       }
       if (piece.framed) taken = co_await writer.finish_framed();
       else taken = co_await writer.finish();
@@ -73,12 +90,10 @@ net::Task<RelayResult> relay_stream(RelaySource& source, Piece first, net::Respo
       co_return RelayResult{.end = taken ? RelayEnd::kComplete : RelayEnd::kClientGone};
     }
     if (!taken) co_return RelayResult{.end = RelayEnd::kClientGone};
-    const bool border = piece.at_border;
     Result<Piece> next = co_await source.next();
     if (!next) {
       const bool gone = next.error().code == ErrorCode::kCancelled;
-      co_return RelayResult{gone ? RelayEnd::kClientGone : RelayEnd::kCut, std::move(next).error(),
-                            border && !meter.inside_event()};
+      co_return RelayResult{gone ? RelayEnd::kClientGone : RelayEnd::kCut, std::move(next).error()};
     }
     piece = *next;
   }

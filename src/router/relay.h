@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/clock.h"
@@ -11,10 +12,10 @@
 #include "net/chunked.h"
 #include "net/http_client.h"
 #include "net/http_server.h"
-#include "net/sse.h"
 #include "net/task.h"
 #include "router/request_notes.h"
 #include "router/router_metrics.h"
+#include "router/stream_watch.h"
 
 namespace kindred::router {
 
@@ -22,44 +23,60 @@ namespace kindred::router {
 struct Piece {
   std::string_view bytes;  // valid until the next piece is read
   bool framed = false;     // with its chunk framing
-  bool at_border = true;   // an event of ours could follow here
   bool end = false;
 };
 
 // Reads pieces: verbatim where both sides speak chunks, decoded where one does not.
 class RelaySource {
  public:
-  RelaySource(net::ClientResponse& from, const net::ResponseWriter& to)
-      : from_(from), framed_(from.chunked() && to.chunked()) {}
+  // `ends_with_done`: the protocol ends a stream with the event `[DONE]`.
+  RelaySource(net::ClientResponse& from, const net::ResponseWriter& to, bool ends_with_done)
+      : from_(from),
+        framed_(from.chunked() && to.chunked()),
+        needs_done_(ends_with_done && !from.chunked() && from.head().headers.find("Content-Length") == nullptr) {}
 
   net::Task<Result<Piece>> next();
+  // Nothing but `[DONE]` tells the end of this body from a worker's death.
+  bool needs_done() const { return needs_done_; }
 
  private:
   net::ClientResponse& from_;
   bool framed_;
+  bool needs_done_;
 };
 
-// Measures time to first token and time per output token from the events that pass.
+// Where a broken stream can be joined by an event of ours: `framed` goes out first, as it is, then
+// `payload` and the event.
+struct Bridge {
+  std::string framed;
+  std::string_view payload;
+};
+
+// Follows one stream: where an event of ours may stand, time to first token, time per output token.
 class StreamMeter {
  public:
-  StreamMeter(const Clock& clock, MonotonicTime arrived, RouterMetrics& metrics)
-      : clock_(clock), arrived_(arrived), metrics_(metrics) {}
+  // `choices`: `n` of the request; their tokens come in turn.
+  StreamMeter(const Clock& clock, MonotonicTime arrived, RouterMetrics& metrics, uint64_t choices)
+      : clock_(clock), arrived_(arrived), metrics_(metrics), choices_(choices) {}
 
   void feed(const Piece& piece);
   void note_in(RequestNotes* notes) { notes_ = notes; }  // null: nowhere
   void done();                                           // the stream ended whole
-  bool inside_event() const { return counter_.inside_event(); }
+  const StreamWatch& watch() const { return watch_; }
+  // Nothing where an event of ours would make what came before it look whole, or break the framing: then
+  // the client sees the cut only.
+  std::optional<Bridge> bridge() const;
 
  private:
   const Clock& clock_;
   MonotonicTime arrived_;
   RouterMetrics& metrics_;
+  uint64_t choices_;
+  StreamWatch watch_;
   RequestNotes* notes_ = nullptr;
-  net::SseCounter counter_;
   net::ChunkTracker chunks_;
-  MonotonicTime first_, last_;
-  size_t later_events_ = 0;  // after those that came with the first
-  bool begun_ = false;
+  MonotonicTime first_token_, last_token_;
+  uint64_t first_tokens_ = 0;  // that came in one piece with the first
 };
 
 enum class RelayEnd {
@@ -70,8 +87,7 @@ enum class RelayEnd {
 
 struct RelayResult {
   RelayEnd end = RelayEnd::kComplete;
-  Error error = {};               // kCut
-  bool may_insert_event = false;  // kCut: the client's stream is between two events
+  Error error = {};  // kCut
 };
 
 // Relays `first`, then the rest of `source`. A response must have been started. On kCut nothing more

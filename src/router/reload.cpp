@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "policy/kv_aware.h"
+#include "router/gate.h"
 #include "router/headers.h"
 #include "router/membership.h"
 
@@ -75,6 +76,7 @@ struct NewParts {
   std::unique_ptr<policy::PrefillPolicy> prefill;
   std::unique_ptr<policy::DecodePolicy> decode, plain;
   ModelAliases aliases;
+  RetryStatuses retry_on;
   std::vector<fleet::WantedWorker> workers;
 };
 
@@ -96,6 +98,8 @@ NewParts make_parts(const CorePtr& core, const RouterOptions& next, std::vector<
   }
   if (auto made = ModelAliases::parse(next.model_aliases)) out.aliases = *std::move(made);
   else note(std::move(made).error());
+  if (auto made = RetryStatuses::parse(next.retry_on)) out.retry_on = *made;
+  else note(std::move(made).error());
   for (Error& error : wanted_workers(next, out.workers)) note(std::move(error));
   return out;
 }
@@ -115,6 +119,9 @@ std::vector<Error> apply_options(const CorePtr& core, RouterOptions next) {
     core->plain_policy = std::move(parts.plain);
   }
   core->aliases = std::move(parts.aliases);
+  core->retry_on = parts.retry_on;
+  core->gate->set_options(gate_options(next));
+  core->room.set_limit(next.decode_inflight);
   core->options = std::move(next);
   core->fleet.set_options(fleet_options(core->options));
   const MembershipChange change = reconcile(core, Origin::kConfig, parts.workers);

@@ -75,6 +75,7 @@ TEST_F(Reload, WorkersPoliciesAndLimitsChangeAndNoRequestIsDropped) {
     next.decode_policy.name = "least-loaded";
     next.retries = 0;
     next.max_inflight = 1;
+    next.queue = 0;
     next.model_aliases = {"alias=m"};
   });
   ASSERT_TRUE(problems.empty()) << problems.front().message;

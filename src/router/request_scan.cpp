@@ -44,6 +44,15 @@ Error wrong_type(std::string_view field, std::string_view accepted) {
   return invalid(fmt::format("'{}' must be {}", field, accepted), std::string(field));
 }
 
+std::string_view trimmed(std::string_view text) {
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
+}
+
+bool is_number_text(std::string_view token) {
+  return trimmed(token).find_first_not_of("0123456789+-.eE") == std::string_view::npos;
+}
+
 // simdjson skips a value by counting brackets, which lets broken JSON pass; walking it does not.
 error_code walk(ondemand::value value, size_t depth) {
   if (depth > kMaxDepth) return simdjson::DEPTH_ERROR;
@@ -76,17 +85,13 @@ error_code walk(ondemand::value value, size_t depth) {
       if (const error_code code = value.is_null().get(null)) return code;
       return null ? simdjson::SUCCESS : simdjson::N_ATOM_ERROR;
     }
-    // The spelling of numbers and escapes is the worker's to judge. An untouched token is skipped by the
-    // container's iterator.
+    // The spelling of numbers and escapes is the worker's to judge, but not where they end: an untouched string
+    // before a colon would be skipped as if it were a key, and a number with the string that is stuck to it.
     case ondemand::json_type::number:
-    case ondemand::json_type::string: return simdjson::SUCCESS;
+      return is_number_text(value.raw_json_token()) ? simdjson::SUCCESS : simdjson::NUMBER_ERROR;
+    case ondemand::json_type::string: return value.get_raw_json_string().error();
   }
   return simdjson::INCORRECT_TYPE;
-}
-
-std::string_view trimmed(std::string_view text) {
-  const size_t last = text.find_last_not_of(" \t\r\n");
-  return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
 }
 
 class Scanner {
@@ -130,6 +135,14 @@ class Scanner {
     if (key == "max_completion_tokens") return take_count(key, kMaxCompletionTokens, value, max_completion_tokens_);
     if (key == "prompt") return take_span(key, kPrompt, value, prompt_);
     if (key == "messages") return take_span(key, kMessages, value, messages_);
+    // Vendor fields, whose types are the worker's to judge.
+    if (key == "return_expert_counts" || key == "return_expert_gates") {
+      bool wants = false;
+      if (value.get_bool().get(wants) == simdjson::SUCCESS) {
+        out_.wants_counts = out_.wants_counts || wants;
+        return {};
+      }
+    }
     if (const error_code code = walk(value, 2)) return not_json(code);
     return {};
   }

@@ -18,6 +18,7 @@ struct RequestScan {
   bool stream = false;
   uint64_t n = 1;
   std::optional<uint64_t> max_tokens;  // or max_completion_tokens, which wins
+  bool wants_counts = false;           // `return_expert_counts` or `return_expert_gates` is true
   // The raw JSON text of `messages`, else of `prompt`: what prefix affinity looks at. Points into the body.
   std::string_view prompt;
 };

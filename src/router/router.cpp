@@ -6,15 +6,18 @@
 #include <array>
 
 #include "router/admin.h"
+#include "router/decode_room.h"
+#include "router/door.h"
 #include "router/exchange.h"
 #include "router/experiment.h"
 #include "router/headers.h"
 #include "router/health.h"
+#include "router/lease.h"
+#include "router/loop_watch.h"
 #include "router/membership.h"
 #include "router/models.h"
 #include "router/otlp.h"
 #include "router/pd_flow.h"
-#include "router/loop_watch.h"
 #include "router/plain_flow.h"
 #include "router/prefixes.h"
 #include "router/prober.h"
@@ -54,15 +57,17 @@ ApiError no_such_path(const Exchange& exchange) {
   return api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", exchange.request.head.path())});
 }
 
-std::string request_id(Core& core, const net::RequestHead& head) {
-  const std::string* given = head.headers.find(kRequestIdHeader);
-  return given != nullptr && is_sane_request_id(*given) ? *given : core.new_request_id();
-}
-
 net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
   if (core->prefixes) exchange.prefix = co_await core->prefixes->look_up(core, exchange);
   const fleet::Serving serving = core->fleet.serving(exchange.model);
   const auto paired = [&](fleet::Dialect dialect) { return serving.paired_by.at(static_cast<size_t>(dialect)); };
+  if (serving.paired) {
+    // A prompt is only run while the decode pool has room for what follows it.
+    if (std::optional<ApiError> full = reserve_decode_room(*core, exchange)) {
+      co_await exchange.fail(*std::move(full));
+      co_return;
+    }
+  }
   if (paired(fleet::Dialect::kKindred)) {
     PdFlow flow(core, exchange);
     co_await flow.run();
@@ -129,22 +134,6 @@ net::Task<void> serve(CorePtr core, Exchange& exchange) {
   else co_await serve_plain(core, exchange);
 }
 
-// A request's place among the `max_inflight`.
-class Place {
- public:
-  explicit Place(Core& core) : core_(core) { count(+1); }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-  ~Place() { count(-1); }
-
- private:
-  void count(int by) {
-    core_.requests_in_flight += static_cast<size_t>(by);
-    core_.metrics.requests_in_flight.set(static_cast<double>(core_.requests_in_flight));
-  }
-  Core& core_;
-};
-
 // Which listener a request came by.
 enum class Side { kPublic, kAdmin, kBoth };
 
@@ -159,8 +148,47 @@ net::Task<void> serve_admin(CorePtr core, Exchange& exchange) {
   co_await exchange.fail(std::move(error));
 }
 
+// A batch request ends when its place is needed: it is then as if its client had left, but for being told.
+net::Task<void> serve_preemptibly(CorePtr core, Exchange& exchange, const Permit& permit) {
+  net::CancelSource either;
+  const net::CancelToken client = std::exchange(exchange.request.cancel, either.token());
+  const auto gone = client.on_cancel([&] { either.cancel(); });
+  const auto needed = permit.preempted().on_cancel([&] { either.cancel(); });
+  co_await serve(core, exchange);
+  exchange.request.cancel = client;
+  if (exchange.outcome != Outcome::kCancelled || client.cancelled()) co_return;
+  ApiError error = api_error({ErrorCode::kUnavailable, "an interactive request took the place of this batch request"});
+  error.code = "preempted";
+  error.retry_after_s = 1;
+  error.shed = true;
+  co_await exchange.fail(std::move(error));
+}
+
+bool is_for_workers(const net::RequestHead& head) {
+  return head.method == "POST" && (contains(kGeneratePaths, head.path()) || contains(kPlainPaths, head.path()));
+}
+
+net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
+  if (!is_for_workers(request.head)) co_return nullptr;
+  co_return co_await admit(core, request, writer);
+}
+
+net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
+  Exchange& exchange = admitted.exchange;
+  exchange.notes.body_bytes = exchange.request.body.size();
+  std::optional<ApiError> refused = admitted.visit.charge();
+  if (refused) co_await exchange.fail(*std::move(refused));
+  else if (admitted.lane == Lane::kBatch) co_await serve_preemptibly(core, exchange, *admitted.permit);
+  else co_await serve(core, exchange);
+  core->metrics.request_done(exchange.outcome, exchange.status);
+}
+
 net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::ResponseWriter& writer) {
-  Exchange exchange(request, writer, request_id(*core, request.head), core->clock.now());
+  if (request.permit) {
+    co_await handle_admitted(core, *static_cast<Admitted*>(request.permit.get()));
+    co_return;
+  }
+  Exchange exchange(request, writer, request_id_of(*core, request.head), core->clock.now());
   exchange.notes.body_bytes = request.body.size();
   Visit visit(*core, exchange);
   if (core->experiment) exchange.notes.watched = true;
@@ -190,6 +218,7 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
     else co_await serve(core, exchange);
   }
   if (core->experiment) core->experiment->finished(exchange);
+  co_await serve(core, exchange);  // which says what is wrong with its path or method
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
 
@@ -235,10 +264,18 @@ Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor
     net::ServerOptions server = edge.server;
     server.body_bytes = (*core)->options.body_bytes;
     server.tls = (*core)->edge->tls();
-    return std::make_unique<net::HttpServer>(executor, server,
-                                             [core = *core, side](net::Request& request, net::ResponseWriter& writer) {
-                                               return handle(core, side, request, writer);
-                                             });
+    net::Doorkeeper doorkeeper;
+    if (side != Side::kAdmin) {
+      doorkeeper = [core = *core](net::Request& request, net::ResponseWriter& writer) {
+        return at_the_door(core, request, writer);
+      };
+    }
+    return std::make_unique<net::HttpServer>(
+        executor, server,
+        [core = *core, side](net::Request& request, net::ResponseWriter& writer) {
+          return handle(core, side, request, writer);
+        },
+        std::move(doorkeeper));
   };
   router->server_ = serve_side(edge.admin_port ? Side::kPublic : Side::kBoth);
   if (edge.admin_port) router->admin_server_ = serve_side(Side::kAdmin);
@@ -256,6 +293,7 @@ Result<uint16_t> Router::listen() {
   if (port) {
     start_probing(core_);
     start_refitting(core_);
+    start_renewing(core_);
     start_watching(core_);
     start_loop_watch(core_);
     if (core_->experiment) Core::spawn(core_, Experiment::watch(core_), /*standing=*/true);
@@ -284,6 +322,7 @@ net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
   if (core_->edge->otlp()) co_await flush_spans(core_, kFlush);
   core_->closing.cancel();
   if (core_->refitter) core_->refitter->stop();
+  core_->leases->stop();
   for (const Core::Worker& worker : core_->workers) worker.pause->cancel();
   co_await wait_for_background(core_, /*standing_too=*/true, 1s);
 }

@@ -18,7 +18,7 @@ namespace kindred::router {
 enum class Outcome {
   kOk,
   kClientError,  // 4xx, the router's or a worker's
-  kRejected,     // 429 of the router's own
+  kRejected,     // 429 or 503 of the router's own: a limit was reached
   kFailed,       // 5xx
   kCut,          // an error after the stream had begun
   kCancelled,    // the client left
@@ -52,9 +52,13 @@ class RouterMetrics {
   Histogram& band_size;
   Gauge& requests_in_flight;
   Counter& stream_events;
+  Gauge& requests_waiting;
+  Histogram& queue_s;
+  Counter& preempted;
   Counter& bad_counts;
   Counter& leases_released;
   Counter& leases_stranded;  // left to their time to live
+  Counter& leases_renewed;
 
   Counter& spans_exported;
   Counter& spans_dropped;

@@ -82,6 +82,7 @@ TEST_F(RouterServerTest, BodiesOverTheLimitAre413) {
 
 TEST_F(RouterServerTest, RequestsOverTheLimitAre429ForTheWholeLifeOfAStream) {
   options_.max_inflight = 1;
+  options_.queue = 0;
   FakeWorker& p = add(Role::kPrefill);
   FakeWorker& d = add(Role::kDecode);
   Gate gate;

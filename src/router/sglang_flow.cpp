@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/splice.h"
 #include "router/whole_leg.h"
@@ -18,7 +19,7 @@
 namespace kindred::router {
 namespace {
 
-constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kSglangPrefill = "the prefill worker";
 
 // The prefill leg beside the decode leg. Both legs and whoever waits share it.
 struct Sibling {
@@ -48,6 +49,8 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
     // A stream that has begun needs the prefill no more.
     if (!exchange.writer.started()) sibling->cancel_decode.cancel();
   };
+  ScopedSpan span(exchange.trace, core->clock, "prefill", Span::Kind::kClient);
+  span.set("server.address", core->endpoint(worker).text());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
   deadlines.head_ms = core->options.prefill_deadline_ms;
@@ -74,7 +77,7 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
   }
   if (!error.message.empty() && error.code != ErrorCode::kCancelled) {
     core->log.warn("{}: request {}: {}", core->endpoint(worker).url(), exchange.id, error.message);
-    fail(transport_failure(*core, worker, kPrefillWorker, error));
+    fail(transport_failure(*core, worker, kSglangPrefill, error));
   }
   sibling->done = true;
   sibling->ended.cancel();
@@ -121,9 +124,13 @@ net::Task<void> SglangFlow::run() {
     tried_decode.push_back(*decode);
     const Result<std::string> body = sglang_body(exchange_.request.body, core_->endpoint(prefill->worker).host,
                                                  said.bootstrap_port, core_->new_room());
-    KINDRED_CHECK(body.ok());  // it has been scanned
+    if (!body) {  // the scanner refuses what cannot be spliced; if ever not, the request fails and not the router
+      failure_ = {.error = api_error(body.error())};
+      break;
+    }
     const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
     const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
+    const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);
     const bool done = co_await run_pair(prefill->worker, *decode, *body);
     if (done) co_return;
   }
@@ -146,7 +153,7 @@ net::Task<bool> SglangFlow::run_pair(fleet::WorkerId prefill, fleet::WorkerId de
   while (!sibling->done) co_await sibling->ended.async_wait(net::kNoThrow);
   if (done) co_return true;
   failure_ = sibling->failed ? std::move(sibling->failure) : std::move(leg.failure());
-  if (!sibling->failed || failure_.status == 0 || worth_retrying(failure_.status)) co_return false;
+  if (!sibling->failed || failure_.status == 0 || core_->retry_on.contains(failure_.status)) co_return false;
   co_await exchange_.fail(std::move(failure_));  // the request itself is at fault
   co_return true;
 }

@@ -136,6 +136,11 @@ std::vector<std::string> FakeWorker::released() const {
   return released_;
 }
 
+std::vector<std::string> FakeWorker::renewed() const {
+  const std::lock_guard lock(mutex_);
+  return renewed_;
+}
+
 std::string FakeWorker::models_json() const {
   Json entry = {{"id", model}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
   if (!fingerprint_.empty()) {
@@ -183,6 +188,14 @@ net::Task<void> FakeWorker::handle(net::Request& request, net::ResponseWriter& w
     co_await writer.send(200, json_type(), "{}");
     co_return;
   }
+  if (path.starts_with("/v1/kv/") && path.ends_with("/renew")) {
+    {
+      const std::lock_guard lock(mutex_);
+      renewed_.push_back(path.substr(7, path.size() - 13));
+    }
+    co_await writer.send(200, json_type(), R"({"ttl_ms":30000})");
+    co_return;
+  }
   SeenLeg leg;
   leg.path = path;
   leg.headers = request.head.headers;
@@ -226,7 +239,8 @@ net::Task<void> FakeWorker::answer_prefill(const SeenLeg& leg, net::ResponseWrit
     if (!counts_.empty()) reply["expert_counts"] = parse_json(counts_);
   }
   if (!finished) {
-    reply["lease"] = {{"id", fmt::format("lease-{}", number)}, {"bytes", 64}, {"hash", "00"}, {"ttl_ms", 30000}};
+    reply["lease"] = {
+        {"id", fmt::format("lease-{}", number)}, {"bytes", 64}, {"hash", "00"}, {"ttl_ms", lease_ttl_ms_.load()}};
     reply["state"] = {{"opaque", "se\"cret"}, {"ids", {1, 2, 3}}};
   }
   const std::string body = reply.dump();

@@ -79,11 +79,13 @@ class FakeWorker {
   void set_page(std::string path, std::string body);
   void remove_page(const std::string& path);
   void set_counts(std::string json);  // what prefill replies carry; empty: none
+  void set_lease_ttl(std::chrono::milliseconds ttl) { lease_ttl_ms_ = ttl.count(); }
   void set_finished(bool finished) { finished_ = finished; }
 
   std::vector<SeenLeg> legs() const;
   size_t leg_count() const { return legs().size(); }
   std::vector<std::string> released() const;              // lease ids
+  std::vector<std::string> renewed() const;               // lease ids, once per call
   size_t cancelled() const { return cancelled_.load(); }  // legs whose router hung up
 
   // The default answers, for scripts that only add to them.
@@ -105,13 +107,14 @@ class FakeWorker {
   uint16_t port_ = 0;
   std::atomic<int> health_status_{200};
   std::atomic<bool> finished_{false};
+  std::atomic<int64_t> lease_ttl_ms_{30'000};
   std::atomic<size_t> cancelled_{0};
   mutable std::mutex mutex_;  // guards what follows
   Script script_;
   std::string counts_;
   std::map<std::string, std::string> pages_;
   std::vector<SeenLeg> legs_;
-  std::vector<std::string> released_;
+  std::vector<std::string> released_, renewed_;
 };
 
 struct Answer {

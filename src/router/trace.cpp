@@ -70,7 +70,7 @@ std::optional<size_t> RequestTrace::open(std::string_view name, Span::Kind kind,
   Span span;
   span.trace_id = trace_id_;
   span.id = hex64(ids_.next());
-  span.parent = open_.empty() ? parent_ : spans_[open_.back()].id;
+  span.parent = spans_.empty() ? parent_ : spans_.front().id;
   span.name = name;
   span.kind = kind;
   span.begin = now;

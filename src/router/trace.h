@@ -64,11 +64,11 @@ class RequestTrace {
   bool recorded() const { return recorded_; }
   const std::string& trace_id() const { return trace_id_; }
   bool begun_here() const { return begun_here_; }
-  // For a request to a worker, made now: its parent is the span that is open.
+  // For a request to a worker, made now: its parent is the span that was opened last of those that are open.
   std::string traceparent() const;
 
-  // Spans of one request follow each other; one that is open when another opens contains it. `ids` is that of
-  // the constructor. Returns a handle, or nothing where none is recorded.
+  // The first span is the request's; the others are its children, whether they follow each other or overlap.
+  // Returns a handle, or nothing where none is recorded.
   std::optional<size_t> open(std::string_view name, Span::Kind kind, MonotonicTime now);
   Span& span(size_t handle) { return spans_[handle]; }
   void close(size_t handle, MonotonicTime now);
@@ -82,7 +82,7 @@ class RequestTrace {
   std::string outside_;  // what stands for our own span where none is recorded
   bool sampled_ = false, recorded_ = false, begun_here_ = false;
   std::vector<Span> spans_;
-  std::vector<size_t> open_;  // innermost last
+  std::vector<size_t> open_;  // in order of opening
 };
 
 // A span that is as long as the scope.

@@ -85,6 +85,7 @@ std::optional<ApiError> Visit::charge() {
   error.type = verdict.short_of;
   error.code = "rate_limit_exceeded";
   error.retry_after_s = static_cast<int>(std::ceil(verdict.retry_after_s));
+  error.shed = true;
   return error;
 }
 

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/refitter.h"
 #include "router/splice.h"
@@ -14,7 +15,7 @@
 namespace kindred::router {
 namespace {
 
-constexpr std::string_view kPrefillWorker = "the prefill worker";
+constexpr std::string_view kVllmPrefill = "the prefill worker";
 constexpr std::string_view kParams = "kv_transfer_params";
 constexpr std::string_view kAskForTransfer =
     R"({"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,)"
@@ -71,6 +72,8 @@ net::Task<VllmFlow::Step> VllmFlow::prefill() {
 }
 
 net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
+  ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
   const Result<std::string> body = vllm_prefill_body(exchange_.request.body);
   if (!body) {
     ApiError error = api_error(body.error());
@@ -88,7 +91,7 @@ net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
   core_->worker_answered(worker, status);
   if (status != 200) {
     failure_ = co_await read_answer(**response, exchange_.id);
-    if (worth_retrying(status)) co_return Step::kRetry;
+    if (core_->retry_on.contains(status)) co_return Step::kRetry;
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
@@ -114,6 +117,7 @@ Status VllmFlow::read_reply(std::string_view reply) {
   if (!kept) return std::move(kept).error();
   params_ = *std::move(kept);
   prompt_tokens_ = prompt_tokens(reply);
+  if (prompt_tokens_ > 0) exchange_.notes.usage.prompt_tokens = prompt_tokens_;
   return {};
 }
 
@@ -134,7 +138,7 @@ net::Task<VllmFlow::Step> VllmFlow::after_transport_error(fleet::WorkerId worker
     co_return Step::kDone;
   }
   core_->log.warn("{}: request {}: {}", core_->endpoint(worker).url(), exchange_.id, error.message);
-  failure_ = transport_failure(*core_, worker, kPrefillWorker, error);
+  failure_ = transport_failure(*core_, worker, kVllmPrefill, error);
   if (worth_retrying(error)) co_return Step::kRetry;
   co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
@@ -161,6 +165,7 @@ net::Task<void> VllmFlow::decode() {
     if (attempt > 0) core_->metrics.retried("decode");
     tried.push_back(*worker);
     const fleet::LoadGuard guard = core_->fleet.take(*worker, ask.load);
+    const auto place = occupy_decode_room(*core_, exchange_, *worker, ask.load.requests);
     const bool done = co_await leg.run(*worker, worker_head(exchange_), *body, exchange_.request.cancel);
     if (done) co_return;
   }

@@ -2,23 +2,28 @@
 
 #include <array>
 
+#include "router/decode_room.h"
 #include "router/headers.h"
-#include "router/relay.h"
 
 namespace kindred::router {
 
 net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
                               net::CancelToken cancel) {
+  ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
+  span.set("server.address", core_->endpoint(worker).text());
+  if (exchange_.trace) head.headers.set("traceparent", exchange_.trace->traceparent());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.decode_deadline_ms;
-  deadlines.read_ms = core_->options.idle_deadline_ms;
+  const RouterOptions& options = core_->options;
+  deadlines.head_ms = exchange_.scan.stream ? options.prefill_deadline_ms : options.decode_deadline_ms;
+  deadlines.read_ms = options.idle_deadline_ms;
   auto response =
       co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, std::move(cancel), deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
-  if (worth_retrying(got.status)) {
+  if (core_->retry_on.contains(got.status)) {
+    note_busy(*core_, worker, got);
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
   }
@@ -28,7 +33,7 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
 }
 
 net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
-  RelaySource source(response, exchange_.writer);
+  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
   const bool started = co_await exchange_.start_stream(to_client(response.head().headers, exchange_.id));
@@ -36,9 +41,7 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
     exchange_.cancelled();
     co_return true;
   }
-  StreamMeter meter(core_->clock, exchange_.arrived, core_->metrics);
-  if (exchange_.notes.watched) meter.note_in(&exchange_.notes);
-  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter);
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
     case RelayEnd::kComplete:
       core_->worker_completed(worker);
@@ -47,7 +50,7 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
     case RelayEnd::kCut: {
       LegFailure failure = transport_failure(*core_, worker, who_, result.error);
-      co_await exchange_.fail(std::move(failure), result.may_insert_event);
+      co_await exchange_.fail(std::move(failure));
       break;
     }
   }
@@ -60,7 +63,7 @@ net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::Work
   const net::ResponseHead& got = response.head();
   if (got.status < 500) core_->worker_completed(worker);
   if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
-  co_await exchange_.answer(got.status, to_client(got.headers, exchange_.id), *body);
+  co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
   co_return true;
 }
 

@@ -1,12 +1,14 @@
-// The SSE splitter and counter: the same events however the bytes arrive.
+// The SSE splitter and the stream watch: the same events however the bytes arrive.
 #include <string>
 #include <vector>
 
 #include "fuzz.h"
 #include "net/sse.h"
+#include "router/stream_watch.h"
 
 using namespace kindred;
 using namespace kindred::net;
+using namespace kindred::router;
 
 namespace {
 
@@ -22,12 +24,10 @@ std::vector<std::string> split(std::string_view text, uint8_t step, bool& fits) 
   return events;
 }
 
-size_t count(std::string_view text, uint8_t step, bool& inside) {
-  SseCounter counter;
-  size_t events = 0;
-  for (const std::string_view piece : fuzz::pieces(text, step)) events += counter.feed(piece);
-  inside = counter.inside_event();
-  return events;
+StreamWatch watch(std::string_view text, uint8_t step) {
+  StreamWatch watch;
+  for (const std::string_view piece : fuzz::pieces(text, step)) watch.feed(piece);
+  return watch;
 }
 
 }  // namespace
@@ -35,15 +35,16 @@ size_t count(std::string_view text, uint8_t step, bool& inside) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
   const uint8_t step = input.byte();
-  bool fits_whole = false, fits_cut = false, inside_whole = false, inside_cut = false;
+  bool fits_whole = false, fits_cut = false;
   const std::vector<std::string> whole = split(input.rest(), 0, fits_whole);
   const std::vector<std::string> cut = split(input.rest(), step, fits_cut);
   KINDRED_CHECK(fits_whole == fits_cut);
   // With an event over the limit the splitter stops, and how many came before depends on the pieces.
   KINDRED_CHECK(!fits_whole || whole == cut);
-  const size_t counted = count(input.rest(), 0, inside_whole);
-  KINDRED_CHECK(count(input.rest(), step, inside_cut) == counted && inside_whole == inside_cut);
-  // The counter also counts events without data.
-  KINDRED_CHECK(!fits_whole || whole.size() <= counted);
+  const StreamWatch one = watch(input.rest(), 0), many = watch(input.rest(), step);
+  KINDRED_CHECK(one.events() == many.events() && one.tokens() == many.tokens() && one.done() == many.done());
+  KINDRED_CHECK(one.inside_event() == many.inside_event() && one.may_end_event() == many.may_end_event());
+  // The watch also counts events without data.
+  KINDRED_CHECK(!fits_whole || whole.size() <= one.events());
   return 0;
 }
