@@ -20,6 +20,7 @@
 #include "cli/router_edge.h"
 #include "cli/router_experiment.h"
 #include "cli/router_kv.h"
+#include "cli/router_limits.h"
 #include "cli/router_requests.h"
 #include "cli/terminal.h"
 
@@ -28,8 +29,6 @@ namespace {
 
 namespace asio = net::asio;
 using std::chrono::milliseconds;
-
-constexpr int64_t kDayMs = 86'400'000;
 
 struct RouterArguments {
   std::string host = "127.0.0.1";

@@ -1,4 +1,5 @@
 #include "cli/router_edge.h"
+#include "cli/router_limits.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +13,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int64_t kLongestMs = 86'400'000;
 constexpr int64_t kMillion = 1'000'000;
 
 }  // namespace
@@ -42,18 +42,18 @@ void EdgeArguments::add_to(ConfigSchema& schema) {
   schema.integer("connections", &connections, 1, kMillion, "client connections at once; more: 503 and close");
   schema.integer("head_bytes", &head_bytes, 1024, 16 << 20, "longest request or response head");
   schema.integer("headers", &headers, 8, 10'000, "headers in one head");
-  schema.integer("head_timeout_ms", &head_timeout_ms, 1, kLongestMs, "for a client to send a head it has begun");
-  schema.integer("body_timeout_ms", &body_timeout_ms, 1, kLongestMs, "for a client to send a whole body");
-  schema.integer("idle_timeout_ms", &idle_timeout_ms, 1, kLongestMs, "a client connection may wait between requests");
-  schema.integer("write_timeout_ms", &write_timeout_ms, 1, kLongestMs, "a client may take nothing of its answer");
+  schema.integer("head_timeout_ms", &head_timeout_ms, 1, kDayMs, "for a client to send a head it has begun");
+  schema.integer("body_timeout_ms", &body_timeout_ms, 1, kDayMs, "for a client to send a whole body");
+  schema.integer("idle_timeout_ms", &idle_timeout_ms, 1, kDayMs, "a client connection may wait between requests");
+  schema.integer("write_timeout_ms", &write_timeout_ms, 1, kDayMs, "a client may take nothing of its answer");
   schema.integer("upstream_connections", &upstream_connections, 1, kMillion,
                  "connections to one worker at once, idle ones included");
   schema.integer("upstream_idle_connections", &upstream_idle_connections, 0, kMillion,
                  "idle connections kept to one worker");
-  schema.integer("upstream_idle_ms", &upstream_idle_ms, 1, kLongestMs, "an idle connection to a worker is kept");
-  schema.integer("upstream_wait_ms", &upstream_wait_ms, 0, kLongestMs,
+  schema.integer("upstream_idle_ms", &upstream_idle_ms, 1, kDayMs, "an idle connection to a worker is kept");
+  schema.integer("upstream_wait_ms", &upstream_wait_ms, 0, kDayMs,
                  "a request may wait for a connection to a worker; then it goes elsewhere");
-  schema.integer("upstream_connect_ms", &upstream_connect_ms, 1, kLongestMs, "for a worker to accept a connection");
+  schema.integer("upstream_connect_ms", &upstream_connect_ms, 1, kDayMs, "for a worker to accept a connection");
 }
 
 Status EdgeArguments::apply(router::RouterOptions& out) const {

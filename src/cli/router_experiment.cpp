@@ -5,10 +5,10 @@
 #include <chrono>
 #include <sstream>
 
+#include "cli/router_limits.h"
+
 namespace kindred::cli {
 namespace {
-
-constexpr int64_t kDayMs = 86'400'000;
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
 

@@ -2,12 +2,13 @@
 
 #include <chrono>
 
+#include "cli/router_limits.h"
+
 namespace kindred::cli {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int64_t kLongestMs = 86'400'000;
 constexpr int64_t kMostRequests = 1'000'000;
 
 }  // namespace
@@ -15,7 +16,7 @@ constexpr int64_t kMostRequests = 1'000'000;
 void RequestArguments::add_to(ConfigSchema& schema) {
   schema.integer("max_inflight", &max_inflight, 1, kMostRequests, "requests served at once; more wait");
   schema.integer("queue", &queue, 0, kMostRequests, "requests of each lane that may wait; more: 429");
-  schema.integer("queue_wait_ms", &queue_wait_ms, 1, kLongestMs, "a request may wait for its place; then 503");
+  schema.integer("queue_wait_ms", &queue_wait_ms, 1, kDayMs, "a request may wait for its place; then 503");
   schema.integer("batch_headroom_percent", &batch_headroom_percent, 0, 100,
                  "share of max_inflight that batch requests leave free");
   schema.integer("decode_inflight", &decode_inflight, 0, kMostRequests,
@@ -23,12 +24,12 @@ void RequestArguments::add_to(ConfigSchema& schema) {
   schema.integer("retries", &retries, 0, 100, "further workers to try while the client has nothing yet");
   schema.list("retry_on", &retry_on,
               "status of a worker's answer after which another one is tried: 400 to 599, 4xx, 5xx or none");
-  schema.integer("prefill_deadline_ms", &prefill_deadline_ms, 1, kLongestMs,
+  schema.integer("prefill_deadline_ms", &prefill_deadline_ms, 1, kDayMs,
                  "for a prefill worker to answer, and for a plain one to begin a stream");
-  schema.integer("first_deadline_ms", &first_deadline_ms, 1, kLongestMs, "for a decode worker to begin a stream");
-  schema.integer("decode_deadline_ms", &decode_deadline_ms, 1, kLongestMs,
+  schema.integer("first_deadline_ms", &first_deadline_ms, 1, kDayMs, "for a decode worker to begin a stream");
+  schema.integer("decode_deadline_ms", &decode_deadline_ms, 1, kDayMs,
                  "for a worker to generate an answer that is not streamed");
-  schema.integer("idle_deadline_ms", &idle_deadline_ms, 1, kLongestMs, "for more bytes of an answer that has begun");
+  schema.integer("idle_deadline_ms", &idle_deadline_ms, 1, kDayMs, "for more bytes of an answer that has begun");
 }
 
 void RequestArguments::apply(router::RouterOptions& out) const {

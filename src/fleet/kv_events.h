@@ -25,7 +25,8 @@ struct KvEventCounts {
   uint64_t ignored = 0;    // blocks outside of the accelerator's memory, of other groups than the first
 };
 
-// Applies one message's payload, as far as it could be read, to the index. Returns the tokens per block of the last block stored, or 0.
+// Applies one message's payload, as far as it could be read, to the index. Returns the tokens per block of the last
+// block stored, or 0.
 uint32_t apply_kv_events(const Result<MsgpackDocument>& payload, PrefixIndex::WorkerId worker, PrefixIndex& index,
                          KvEventCounts& counts);
 

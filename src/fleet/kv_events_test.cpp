@@ -27,7 +27,9 @@ Bytes map_batch(const Json& events) {
 
 class KvEventsTest : public ::testing::Test {
  protected:
-  void apply(const Bytes& payload, uint32_t worker = 1) { apply_kv_events(MsgpackDocument::parse(payload), worker, index_, counts_); }
+  void apply(const Bytes& payload, uint32_t worker = 1) {
+    apply_kv_events(MsgpackDocument::parse(payload), worker, index_, counts_);
+  }
   uint32_t held(const std::vector<uint32_t>& prompt, uint32_t worker = 1, std::string_view adapter = {}) {
     std::vector<BlockHash> chain;
     chain_blocks(chain_root(adapter, 2), prompt, 2, chain);

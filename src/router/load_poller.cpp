@@ -4,7 +4,7 @@ namespace kindred::router {
 namespace {
 
 // An engine's metrics have some hundred lines; with many LoRA adapters some thousand.
-constexpr size_t kMetricsBytes = 4 * 1024 * 1024;
+constexpr size_t kLoadPageBytes = 4 * 1024 * 1024;
 
 // Older SGLang servers have no /v1/loads; one of another dialect is never asked for it.
 struct Paths {
@@ -17,7 +17,7 @@ net::Task<void> poll(Core& core, fleet::WorkerId worker, Paths& paths) {
   const bool loads = dialect == fleet::Dialect::kSglang && !paths.loads_missing;
   std::string target = loads ? "/v1/loads" : "/metrics";
   const Result<std::string> text = co_await core.probe_client.get(
-      core.endpoint(worker), std::move(target), kMetricsBytes, core.options.health_timeout_ms, core.closing.token());
+      core.endpoint(worker), std::move(target), kLoadPageBytes, core.options.health_timeout_ms, core.closing.token());
   if (!text) {
     paths.loads_missing = paths.loads_missing || (loads && text.error().code == ErrorCode::kNotFound);
     co_return;

@@ -84,8 +84,8 @@ Prefixes::Prefixes(KvOptions options, std::vector<Source> sources, uint32_t work
           registry_.counter("kindred_router_prefix_lookups_total", "Prompts looked up.", {{"by", "what_was_sent"}})),
       tokenize_failures_(registry_.counter("kindred_router_tokenize_failures_total",
                                            "Prompts that no worker tokenised in time; looked up by what was sent.")),
-      prompt_tokens_(
-          registry_.counter("kindred_router_prefix_prompt_tokens_total", "Tokens of prompts sent to a worker that computes them.")),
+      prompt_tokens_(registry_.counter("kindred_router_prefix_prompt_tokens_total",
+                                       "Tokens of prompts sent to a worker that computes them.")),
       held_tokens_(registry_.counter("kindred_router_prefix_held_tokens_total",
                                      "Of these, tokens that the worker held already.")) {
   if (sources_.empty() && options_.events_port == 0) return;

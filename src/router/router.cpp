@@ -40,7 +40,7 @@ constexpr std::array<std::string_view, 7> kPlainPaths = {
 
 // What operators ask; answered on the admin listener where there is one.
 constexpr std::array<std::string_view, 6> kAdminPaths = {"/metrics",       "/status", "/workers",
-                                                          "/workers/drain", "/config", "/experiment"};
+                                                         "/workers/drain", "/config", "/experiment"};
 
 // Asked by probes, which have no key.
 constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
@@ -176,10 +176,12 @@ net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, net::Request& request
 net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
   Exchange& exchange = admitted.exchange;
   exchange.notes.body_bytes = exchange.request.body.size();
+  if (core->experiment) exchange.notes.watched = true;
   std::optional<ApiError> refused = admitted.visit.charge();
   if (refused) co_await exchange.fail(*std::move(refused));
   else if (admitted.lane == Lane::kBatch) co_await serve_preemptibly(core, exchange, *admitted.permit);
   else co_await serve(core, exchange);
+  if (core->experiment) core->experiment->finished(exchange);
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
 
@@ -191,7 +193,6 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
   Exchange exchange(request, writer, request_id_of(*core, request.head), core->clock.now());
   exchange.notes.body_bytes = request.body.size();
   Visit visit(*core, exchange);
-  if (core->experiment) exchange.notes.watched = true;
   std::optional<ApiError> refused;
   if (side == Side::kAdmin || (side == Side::kBoth && contains(kAdminPaths, request.head.path()))) {
     if (!contains(kOpenPaths, request.head.path())) refused = visit.admit_operator(side == Side::kAdmin);
@@ -207,17 +208,6 @@ net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::Resp
   }
   const bool answered = co_await answer_open(*core, exchange);
   if (answered) co_return;
-  if (core->requests_in_flight >= core->options.max_inflight) {
-    ApiError busy = api_error(
-        Error{ErrorCode::kExhausted, fmt::format("{} requests are being served already", core->requests_in_flight)});
-    co_await exchange.fail(std::move(busy));
-  } else {
-    const Place place(*core);
-    refused = visit.charge();
-    if (refused) co_await exchange.fail(*std::move(refused));
-    else co_await serve(core, exchange);
-  }
-  if (core->experiment) core->experiment->finished(exchange);
   co_await serve(core, exchange);  // which says what is wrong with its path or method
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
