@@ -67,8 +67,11 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
       // Nothing of it is for the client, but hanging up before its end would abort the request.
       for (;;) {
         auto piece = co_await (*response)->read_some();
-        if (!piece) error = std::move(piece).error();
-        if (!piece || piece->empty()) break;
+        if (!piece) {
+          error = std::move(piece).error();
+          break;
+        }
+        if (piece->empty()) break;
       }
       if (error.message.empty()) core->worker_completed(worker);
     }

@@ -44,7 +44,8 @@ class Fields {
     if (!skip_string()) return fail();
     out.key = text_.substr(out.begin + 1, at_ - out.begin - 2);
     skip_space();
-    if (at_ >= text_.size() || text_[at_++] != ':') return fail();
+    if (at_ >= text_.size() || text_[at_] != ':') return fail();
+    ++at_;
     skip_space();
     out.value_begin = at_;
     if (!skip_value()) return fail();
