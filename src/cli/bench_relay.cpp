@@ -107,11 +107,11 @@ Result<Bed> set_up(const RelayOptions& options) {
 
 // Microseconds of the target's processor time per request.
 Result<double> cost_us(const RelayTarget& target, const RelayLoad& load) {
-  const Result<double> before = processor_time_s(target.child->pid());
+  Result<double> before = processor_time_s(target.child->pid());
   if (!before) return before;
   const Result<RelayResult> result = run_relay_load(target.port, load);
   if (!result) return result.error();
-  const Result<double> after = processor_time_s(target.child->pid());
+  Result<double> after = processor_time_s(target.child->pid());
   if (!after) return after;
   return 1e6 * (*after - *before) / static_cast<double>(load.requests);
 }
