@@ -53,7 +53,8 @@ Result<ModelAliases> ModelAliases::parse(const std::vector<std::string>& entries
     out.entries_.emplace_back(std::move(alias), entry.substr(equals + 1));
   }
   for (const auto& [alias, model] : out.entries_) {
-    if (out.find(model) != nullptr) return bad_alias(fmt::format("{}={}", alias, model), "its model is an alias itself");
+    if (out.find(model) != nullptr)
+      return bad_alias(fmt::format("{}={}", alias, model), "its model is an alias itself");
   }
   return out;
 }
