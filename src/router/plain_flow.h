@@ -21,17 +21,11 @@ class PlainFlow {
  private:
   std::optional<fleet::WorkerId> choose();
   std::optional<policy::Decision> decide(const fleet::Snapshot& snapshot);
-  // Each: true when the client has its answer or is gone, false to try another worker.
-  net::Task<bool> leg(fleet::WorkerId worker);
-  net::Task<bool> relay_events(net::ClientResponse& response, fleet::WorkerId worker);
-  net::Task<bool> relay_whole(net::ClientResponse& response, fleet::WorkerId worker);
-  net::Task<bool> after_transport_error(fleet::WorkerId worker, Error error);
 
   CorePtr core_;
   Exchange& exchange_;
   Role role_;
   std::vector<fleet::WorkerId> tried_;
-  LegFailure failure_;
 };
 
 }  // namespace kindred::router

@@ -148,7 +148,7 @@ net::Task<bool> SglangFlow::run_pair(fleet::WorkerId prefill, fleet::WorkerId de
     sibling->cancel_prefill.cancel();
   });
   net::asio::co_spawn(executor, prefill_leg(core_, exchange_, prefill, body, sibling), net::asio::detached);
-  WholeLeg leg(core_, exchange_, "the decode worker");
+  WholeLeg leg(core_, exchange_, "the decode worker", "decode");
   const bool done = co_await leg.run(decode, worker_head(exchange_), body, sibling->cancel_decode.token());
   // The answer is there, or there will be none: either way nobody needs the prefill leg. It refers to what is
   // ours, so its end is waited for; closing its connection ends it.

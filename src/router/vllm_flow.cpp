@@ -148,7 +148,7 @@ net::Task<void> VllmFlow::decode() {
   const Result<std::string> body = vllm_decode_body(exchange_.request.body, params_);
   KINDRED_CHECK(body.ok());  // the prefill leg's body was made from the same bytes
   const std::string fingerprint = core_->fleet.description(prefill_.worker).fingerprint;
-  WholeLeg leg(core_, exchange_, "the decode worker");
+  WholeLeg leg(core_, exchange_, "the decode worker", "decode");
   leg.failure() = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
   std::vector<fleet::WorkerId> tried;
   const DecodeAsk ask = {.prefill_worker = prefill_.worker,

@@ -9,7 +9,7 @@ namespace kindred::router {
 
 net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
                               net::CancelToken cancel) {
-  ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
+  ScopedSpan span(exchange_.trace, core_->clock, span_, Span::Kind::kClient);
   span.set("server.address", core_->endpoint(worker).text());
   if (exchange_.trace) head.headers.set("traceparent", exchange_.trace->traceparent());
   const std::array<std::string_view, 1> parts = {body};
@@ -23,7 +23,7 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
   if (core_->retry_on.contains(got.status)) {
-    note_busy(*core_, worker, got);
+    if (core_->fleet.role(worker) == Role::kDecode) note_busy(*core_, worker, got);
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
   }

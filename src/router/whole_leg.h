@@ -11,9 +11,9 @@ namespace kindred::router {
 
 class WholeLeg {
  public:
-  // `who`: "the decode worker", for the client.
-  WholeLeg(CorePtr core, Exchange& exchange, std::string_view who)
-      : core_(std::move(core)), exchange_(exchange), who_(who) {}
+  // `who`: "the decode worker", for the client. `span`: what traces call the leg. Both are literals.
+  WholeLeg(CorePtr core, Exchange& exchange, std::string_view who, std::string_view span)
+      : core_(std::move(core)), exchange_(exchange), who_(who), span_(span) {}
 
   // True: the client has its answer, or is gone. False: nothing has reached the client, failure() says why, and
   // another worker may do better; or `cancel` was used while the client is still there. `body` must outlive the
@@ -29,7 +29,7 @@ class WholeLeg {
 
   CorePtr core_;
   Exchange& exchange_;
-  std::string_view who_;
+  std::string_view who_, span_;
   LegFailure failure_;
 };
 
