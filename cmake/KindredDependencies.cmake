@@ -19,7 +19,7 @@ add_library(kindred_zmq INTERFACE)
 target_include_directories(kindred_zmq SYSTEM INTERFACE "${KINDRED_ZMQ_INCLUDE}")
 target_link_libraries(kindred_zmq INTERFACE "${KINDRED_ZMQ_LIBRARY}")
 
-# Instead of the C library's malloc, which takes a fifth of the processor time of a relayed request. Sanitizers
+# Instead of the C library's malloc, which stands high in the profile of a relayed request. Sanitizers
 # bring their own.
 add_library(kindred_malloc INTERFACE)
 if(NOT KINDRED_SANITIZE)

@@ -50,14 +50,13 @@ class Breaker {
 
   // In (0, 1]: the part of a full share that the worker should have now.
   double share(const BreakerOptions& options, MonotonicTime now) const;
-  uint32_t faults() const { return faults_; }  // in a row
 
  private:
   bool open_ = false;     // or half-open
   MonotonicTime opened_;  // while open_
   bool slow_ = false;
   MonotonicTime back_;  // while slow_
-  uint32_t faults_ = 0;
+  uint32_t faults_ = 0;  // in a row
 };
 
 }  // namespace kindred::fleet

@@ -30,7 +30,6 @@ class HolderSets {
   // ANDs the holders into `alive`, a bit per slot.
   void intersect(Holders holders, std::span<uint64_t> alive) const;
 
-  size_t sets() const { return by_bits_.size(); }
   size_t words() const { return words_; }
   size_t bytes() const;
   // Of one set at most, with its share of the tables (two 8-byte words of hash and link, vectors doubled).
