@@ -70,13 +70,22 @@ Result<std::string> save_cohorts(const Bed& bed, const expert::ExpertShape& shap
   return path;
 }
 
-Result<Bed> set_up(const RelayOptions& options) {
-  // Every stream takes two descriptors here and two in the router, which inherits the limit.
+// Every stream takes two descriptors here and two in the router, which inherits the limit. Where that is too low,
+// fewer streams are measured, and the report says how many.
+void fit_to_descriptors(RelayOptions& options) {
+  constexpr rlim_t kOthers = 1024;  // connections of the other loads, logs, listeners
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
+  const auto most = static_cast<int64_t>((std::max(files.rlim_max, kOthers) - kOthers) / 2);
+  if (options.streams <= most) return;
+  fmt::print(stderr, "kindred bench relay: the limit of {} open files (ulimit -Hn) allows {} streams, not {}\n",
+             files.rlim_max, most, options.streams);
+  options.streams = most;
+}
 
+Result<Bed> set_up(const RelayOptions& options) {
   Result<ScratchDir> folder = ScratchDir::make();
   if (!folder) return std::move(folder).error();
   Bed bed{.options = options, .machine = this_machine(), .folder = std::move(*folder)};
@@ -308,6 +317,7 @@ int bench_relay(Args args) {
   schema.text("nginx", &options.nginx, "nginx to start");
   options.output.declare(schema, /*draws=*/true);
   if (const auto status = parse_bench_flags(schema, args)) return *status;
+  fit_to_descriptors(options);
   if (const Status done = measure_relay(options); !done) return fail("bench relay", done.error());
   return 0;
 }
