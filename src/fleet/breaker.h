@@ -55,7 +55,7 @@ class Breaker {
   bool open_ = false;     // or half-open
   MonotonicTime opened_;  // while open_
   bool slow_ = false;
-  MonotonicTime back_;  // while slow_
+  MonotonicTime back_;   // while slow_
   uint32_t faults_ = 0;  // in a row
 };
 
