@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "net/io_threads.h"
 #include "router/gate.h"
 #include "router/headers.h"
 #include "router/testing.h"
@@ -321,6 +322,36 @@ TEST_F(ThreadsTest, WhatDoesNotEndInTimeIsCutOnEveryThread) {
   loop_.run([this]() -> net::Task<void> { co_await router_->drain(50ms); });
   for (const auto& client : clients) EXPECT_TRUE(client->wait_closed());
   EXPECT_TRUE(eventually([&] { return w.cancelled() == clients.size() && at_rest(); }));
+}
+
+// As after a second SIGTERM: requests run, wait for a place and hold leases, and no thread goes on.
+TEST_F(ThreadsTest, AllCanBeDroppedInTheMiddle) {
+  options_.port = 0;
+  options_.max_inflight = 5;
+  options_.queue_wait_ms = 60s;
+  options_.health_interval_ms = 50ms;
+  prefill();
+  FakeWorker& d = decode();
+  d.play(hang);
+  auto threads = std::make_unique<net::IoThreads>(kThreads);
+  auto router = Router::make(threads->executors(), options_, clock_);
+  ASSERT_TRUE(router.ok());
+  const auto port = (*router)->listen();
+  ASSERT_TRUE(port.ok());
+  port_ = *port;
+  std::jthread runner([&] { threads->run(); });
+  ASSERT_TRUE(eventually([this] { return ready(); }));
+  std::vector<ConnectionPtr> clients;
+  for (int i = 0; i < 9; ++i) clients.push_back(ask("m", i % 2 == 0));
+  ASSERT_TRUE(eventually([&] { return d.leg_count() == 5 && (*router)->core().gate->waiting() == 4; }));
+  threads->stop();
+  runner.join();
+  const std::weak_ptr<router::Gate> left = (*router)->core().gate;
+  router->reset();
+  threads.reset();
+  EXPECT_TRUE(left.expired());
+  for (const auto& client : clients) EXPECT_TRUE(client->wait_closed());
+  EXPECT_TRUE(eventually([&] { return d.cancelled() == 5; }));
 }
 
 }  // namespace

@@ -183,3 +183,18 @@ def test_several_threads_reload_and_drain_as_one_router(tmp_path, backends):
         assert router.popen.wait(20) == 0
     finally:
         router.stop()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_second_sigterm_ends_at_once_whatever_runs(tmp_path, backends, threads):
+    router, _ = start(tmp_path, f"worker: [{backends[0].url}]\nthreads: {threads}\n")
+    try:
+        backends[0].gate.clear()
+        begun = [open_stream(router) for _ in range(8)]
+        assert [next(events) for events in begun] == ["1"] * 8
+        router.popen.send_signal(signal.SIGTERM)
+        wait_until(lambda: "8 in flight may finish" in router.text(), what="the drain")
+        router.popen.send_signal(signal.SIGTERM)
+        assert router.popen.wait(5) == 0
+    finally:
+        router.stop()
