@@ -4,8 +4,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 namespace kindred::sim {
+namespace {
+
+using Words4 [[gnu::vector_size(32)]] = uint64_t;
+
+}  // namespace
 
 ExpertRanks ExpertRanks::linear(uint32_t layers, uint32_t experts, uint32_t ranks) {
   ExpertRanks out(layers, experts, ranks);
@@ -44,14 +50,38 @@ ExpertUnion::ExpertUnion(std::shared_ptr<const ExpertRanks> ranks)
       bits_(static_cast<size_t>(ranks_->layers()) * ranks_->words(), 0),
       counts_(ranks_->layers(), 0) {}
 
-void ExpertUnion::clear() { std::ranges::fill(bits_, 0); }
+void ExpertUnion::clear() {
+  std::ranges::fill(bits_, 0);
+  tokens_.clear();
+}
 
 void ExpertUnion::add(std::span<const uint64_t> token) {
   KINDRED_CHECK(token.size() == bits_.size());
+  tokens_.push_back(token.data());
+}
+
+// Rows lie anywhere in tapes far larger than the caches, and waiting for them is most of a run's time: so the rows
+// to come are fetched while this one is read.
+void ExpertUnion::merge() {
+  constexpr size_t kAhead = 3, kLine = 8;  // rows; words of a cache line
   uint64_t* const into = bits_.data();
-  const uint64_t* const from = token.data();
   const size_t words = bits_.size();
-  for (size_t i = 0; i < words; ++i) into[i] |= from[i];
+  for (size_t t = 0; t < tokens_.size(); ++t) {
+    if (t + kAhead < tokens_.size()) {
+      for (size_t i = 0; i < words; i += kLine) __builtin_prefetch(tokens_[t + kAhead] + i);
+    }
+    const uint64_t* const from = tokens_[t];
+    size_t i = 0;
+    for (; i + 4 <= words; i += 4) {
+      Words4 a, b;
+      std::memcpy(&a, into + i, sizeof a);
+      std::memcpy(&b, from + i, sizeof b);
+      a |= b;
+      std::memcpy(into + i, &a, sizeof a);
+    }
+    for (; i < words; ++i) into[i] |= from[i];
+  }
+  tokens_.clear();
 }
 
 void ExpertUnion::add_chunk(const expert::ExpertCounts& prompt, uint64_t chunk_tokens) {
@@ -73,6 +103,7 @@ void ExpertUnion::add_chunk(const expert::ExpertCounts& prompt, uint64_t chunk_t
 }
 
 std::span<const uint32_t> ExpertUnion::count() {
+  merge();
   const uint32_t words = ranks_->words();
   std::ranges::fill(counts_, 0);
   distinct_ = 0;

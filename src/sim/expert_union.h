@@ -48,7 +48,7 @@ class ExpertUnion {
   explicit ExpertUnion(std::shared_ptr<const ExpertRanks> ranks);
 
   void clear();
-  void add(std::span<const uint64_t> token);  // [L, words]
+  void add(std::span<const uint64_t> token);  // [L, words]; borrowed until count()
   // A chunk of `chunk_tokens` of a prompt. Which experts exactly is not known, only how often the whole prompt used
   // each: those count whose expected uses are ln 2 or more, as they are used by the chunk more likely than not.
   void add_chunk(const expert::ExpertCounts& prompt, uint64_t chunk_tokens);
@@ -58,8 +58,11 @@ class ExpertUnion {
   uint64_t distinct() const { return distinct_; }  // over all layers and ranks, of the last count()
 
  private:
+  void merge();
+
   std::shared_ptr<const ExpertRanks> ranks_;
   std::vector<uint64_t> bits_;    // [L, words]
+  std::vector<const uint64_t*> tokens_;  // added, and not in bits_ yet
   std::vector<uint32_t> counts_;  // [L]
   uint64_t distinct_ = 0;
 };
