@@ -61,9 +61,9 @@ class ExpertUnion {
   void merge();
 
   std::shared_ptr<const ExpertRanks> ranks_;
-  std::vector<uint64_t> bits_;    // [L, words]
+  std::vector<uint64_t> bits_;           // [L, words]
   std::vector<const uint64_t*> tokens_;  // added, and not in bits_ yet
-  std::vector<uint32_t> counts_;  // [L]
+  std::vector<uint32_t> counts_;         // [L]
   uint64_t distinct_ = 0;
 };
 
