@@ -1,29 +1,31 @@
 #include "router/decide.h"
 
-#include "router/decode_room.h"
 #include "router/leg_load.h"
 #include "router/prefixes.h"
 
 namespace kindred::router {
 
+fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const fleet::WorkerId> exclude) {
+  return {.model = exchange.model,
+          .prompt_tokens = exchange.prefix.prompt_tokens,
+          .held = exchange.prefix.held_tokens,
+          .exclude = exclude,
+          .load = load,
+          .key = exchange.scan.prompt,
+          .label = exchange.label};
+}
+
 std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
   ScopedSpan span(exchange.trace, core.clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core.clock.now();
-  fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kDecode,
-                                                  .model = exchange.model,
-                                                  .fingerprint = ask.fingerprint,
-                                                  .exclude = ask.exclude,
-                                                  .load = ask.load});
-  mark_held(core, exchange, snapshot);
-  leave_out_full(core.room, snapshot);
-  const policy::DecodeRequest request = {.counts = ask.counts,
-                                         .model_fingerprint = ask.fingerprint,
-                                         .load = core.fleet.unit_of(ask.load),
-                                         .label = exchange.label,
-                                         .prompt_tokens = exchange.prefix.prompt_tokens};
+  fleet::Ask asked = ask_of(exchange, ask.load, ask.exclude);
+  asked.fingerprint = ask.fingerprint;
+  asked.counts = ask.counts;
   const std::shared_ptr<const expert::CohortModel> cohorts = core.cohorts;
-  const auto decision = core.decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
-  if (!decision) return std::nullopt;
+  const auto choice = fleet::choose_decode(core.fleet, core.room, *core.decode_policy, cohorts.get(), asked);
+  if (!choice) return std::nullopt;
+  const fleet::Snapshot& snapshot = choice->snapshot;
+  const policy::Decision* decision = &choice->decision;
   sent_to(core, exchange, snapshot.ids[decision->worker], /*computes=*/false);
   DecisionRecord out;
   out.decision_s = seconds_between(begun, core.clock.now());
@@ -62,19 +64,14 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
 std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
                                             std::span<const fleet::WorkerId> exclude) {
   const MonotonicTime begun = core.clock.now();
-  fleet::Snapshot snapshot = core.fleet.snapshot({.role = Role::kPrefill,
-                                                  .model = exchange.model,
-                                                  .paired = true,
-                                                  .exclude = exclude,
-                                                  .load = prefill_load(exchange.scan),
-                                                  .dialect = dialect});
-  mark_held(core, exchange, snapshot);
-  const auto decision = core.prefill_policy->choose({.workers = snapshot.views}, prefill_request(core, exchange));
-  if (!decision) return std::nullopt;
-  sent_to(core, exchange, snapshot.ids[decision->worker], /*computes=*/true);
+  fleet::Ask ask = ask_of(exchange, prefill_load(exchange.scan), exclude);
+  ask.dialect = dialect;
+  const auto choice = fleet::choose_prefill(core.fleet, *core.prefill_policy, ask);
+  if (!choice) return std::nullopt;
+  sent_to(core, exchange, choice->worker, /*computes=*/true);
   core.metrics.prefill_decision_s.observe(seconds_between(begun, core.clock.now()));
-  exchange.notes.prefill_worker = core.endpoint(snapshot.ids[decision->worker]).url();
-  return PrefillChoice{snapshot.ids[decision->worker], decision->reason};
+  exchange.notes.prefill_worker = core.endpoint(choice->worker).url();
+  return PrefillChoice{choice->worker, choice->decision.reason};
 }
 
 }  // namespace kindred::router

@@ -8,9 +8,13 @@
 #include <vector>
 
 #include "expert/counts.h"
+#include "fleet/choose.h"
 #include "router/exchange.h"
 
 namespace kindred::router {
+
+// What every decision about this request asks; it borrows from the exchange.
+fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const fleet::WorkerId> exclude);
 
 struct DecodeAsk {
   fleet::WorkerId prefill_worker = 0;

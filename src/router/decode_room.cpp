@@ -32,16 +32,6 @@ fleet::RoomGuard occupy_decode_room(Core& core, Exchange& exchange, fleet::Worke
   return place;
 }
 
-void leave_out_full(const fleet::DecodeRoom& room, fleet::Snapshot& snapshot) {
-  std::vector<size_t> full;
-  for (size_t i = 0; i < snapshot.ids.size(); ++i) {
-    if (snapshot.views[i].available && room.full(snapshot.ids[i])) full.push_back(i);
-  }
-  if (full.size() >= snapshot.available) return;
-  for (const size_t at : full) snapshot.views[at].available = false;
-  snapshot.available -= full.size();
-}
-
 void note_busy(Core& core, fleet::WorkerId worker, const net::ResponseHead& head) {
   const std::string* given = head.headers.find("Retry-After");
   if ((head.status != 429 && head.status != 503) || given == nullptr) return;

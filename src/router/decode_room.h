@@ -15,10 +15,6 @@ std::optional<ApiError> reserve_decode_room(Core& core, Exchange& exchange);
 [[nodiscard]] fleet::RoomGuard occupy_decode_room(Core& core, Exchange& exchange, fleet::WorkerId worker,
                                                   int64_t choices);
 
-// Marks full workers as not available, as long as others are there: once a prompt has been run, a full worker
-// is better than none.
-void leave_out_full(const fleet::DecodeRoom& room, fleet::Snapshot& snapshot);
-
 // Believes a worker whose answer says that it is busy, and for how long (429 or 503 with Retry-After).
 void note_busy(Core& core, fleet::WorkerId worker, const net::ResponseHead& head);
 

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "router/decide.h"
 #include "router/decode_room.h"
 #include "router/headers.h"
 #include "router/leg_load.h"
@@ -63,20 +64,15 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
 
 std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = Role::kPrefill,
-                                                    .model = exchange_.model,
-                                                    .paired = true,
-                                                    .exclude = tried_prefill_,
-                                                    .load = prefill_load(exchange_.scan),
-                                                    .dialect = fleet::Dialect::kKindred});
-  mark_held(*core_, exchange_, snapshot);
-  const auto decision = core_->prefill_policy->choose({.workers = snapshot.views}, prefill_request(*core_, exchange_));
-  if (!decision) return std::nullopt;
-  prefill_reason_ = decision->reason;
-  exchange_.notes.prefill_worker = core_->endpoint(snapshot.ids[decision->worker]).url();
+  fleet::Ask ask = ask_of(exchange_, prefill_load(exchange_.scan), tried_prefill_);
+  ask.dialect = fleet::Dialect::kKindred;
+  const auto choice = fleet::choose_prefill(core_->fleet, *core_->prefill_policy, ask);
+  if (!choice) return std::nullopt;
+  prefill_reason_ = choice->decision.reason;
+  exchange_.notes.prefill_worker = core_->endpoint(choice->worker).url();
   core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
-  sent_to(*core_, exchange_, snapshot.ids[decision->worker], /*computes=*/true);
-  return snapshot.ids[decision->worker];
+  sent_to(*core_, exchange_, choice->worker, /*computes=*/true);
+  return choice->worker;
 }
 
 net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
@@ -196,29 +192,21 @@ fleet::LegLoad PdFlow::decode_load() const {
 std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot({.role = Role::kDecode,
-                                                    .model = exchange_.model,
-                                                    .fingerprint = reply_->fingerprint,
-                                                    .exclude = tried_decode_,
-                                                    .load = decode_load()});
-  mark_held(*core_, exchange_, snapshot);
-  leave_out_full(core_->room, snapshot);
-  const policy::DecodeRequest request = {.counts = counts(),
-                                         .model_fingerprint = reply_->fingerprint,
-                                         .load = core_->fleet.unit_of(decode_load()),
-                                         .label = exchange_.label,
-                                         .prompt_tokens = exchange_.prefix.prompt_tokens};
+  fleet::Ask ask = ask_of(exchange_, decode_load(), tried_decode_);
+  ask.fingerprint = reply_->fingerprint;
+  ask.counts = counts();
   const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
-  const auto decision = core_->decode_policy->choose({.workers = snapshot.views, .cohorts = cohorts.get()}, request);
-  if (!decision) return std::nullopt;
+  const auto choice = fleet::choose_decode(core_->fleet, core_->room, *core_->decode_policy, cohorts.get(), ask);
+  if (!choice) return std::nullopt;
+  const policy::Decision& decision = choice->decision;
   const double took_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(took_s);
-  core_->metrics.fell_back(decision->fallback);
-  sent_to(*core_, exchange_, snapshot.ids[decision->worker], /*computes=*/false);
-  record(snapshot, *decision, took_s);
-  span.set("kindred.policy", std::string(decision->policy));
-  span.set("kindred.reason", std::string(policy::to_string(decision->reason)));
-  return snapshot.ids[decision->worker];
+  core_->metrics.fell_back(decision.fallback);
+  sent_to(*core_, exchange_, choice->worker, /*computes=*/false);
+  record(choice->snapshot, decision, took_s);
+  span.set("kindred.policy", std::string(decision.policy));
+  span.set("kindred.reason", std::string(policy::to_string(decision.reason)));
+  return choice->worker;
 }
 
 void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& decision, double took_s) {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "policy/kv_aware.h"
+#include "router/decide.h"
 #include "router/leg_load.h"
 #include "router/prefixes.h"
 #include "router/whole_leg.h"
@@ -28,27 +28,14 @@ net::Task<void> PlainFlow::run() {
   co_await exchange_.fail(std::move(failure));
 }
 
-// A worker that does the whole request is a prefill worker, too, for the policy that looks at prefixes.
-std::optional<policy::Decision> PlainFlow::decide(const fleet::Snapshot& snapshot) {
-  if (core_->prefill_policy->name() == policy::kKvAwareName) {
-    policy::PrefillRequest request = prefill_request(*core_, exchange_);
-    request.load = core_->fleet.unit_of(whole_load(exchange_.scan));
-    return core_->prefill_policy->choose({.workers = snapshot.views}, request);
-  }
-  const policy::DecodeRequest request = {.load = core_->fleet.unit_of(whole_load(exchange_.scan)),
-                                         .label = exchange_.label,
-                                         .prompt_tokens = exchange_.prefix.prompt_tokens};
-  return core_->plain_policy->choose({.workers = snapshot.views}, request);
-}
-
 std::optional<fleet::WorkerId> PlainFlow::choose() {
   const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
-  fleet::Snapshot snapshot = core_->fleet.snapshot(
-      {.role = role_, .model = exchange_.model, .exclude = tried_, .load = whole_load(exchange_.scan)});
-  mark_held(*core_, exchange_, snapshot);
-  const std::optional<policy::Decision> decision = decide(snapshot);
-  if (!decision) return std::nullopt;
+  const fleet::Ask ask = ask_of(exchange_, whole_load(exchange_.scan), tried_);
+  const auto choice = fleet::choose_whole(core_->fleet, *core_->prefill_policy, *core_->plain_policy, role_, ask);
+  if (!choice) return std::nullopt;
+  const fleet::Snapshot& snapshot = choice->snapshot;
+  const policy::Decision* decision = &choice->decision;
   sent_to(*core_, exchange_, snapshot.ids[decision->worker], /*computes=*/true);
   DecisionRecord out;
   out.request_id = exchange_.id;

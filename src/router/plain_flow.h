@@ -20,7 +20,6 @@ class PlainFlow {
 
  private:
   std::optional<fleet::WorkerId> choose();
-  std::optional<policy::Decision> decide(const fleet::Snapshot& snapshot);
 
   CorePtr core_;
   Exchange& exchange_;

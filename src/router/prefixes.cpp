@@ -195,15 +195,6 @@ net::Task<PromptPrefix> Prefixes::look_up(CorePtr core, const Exchange& exchange
   co_return out;
 }
 
-void Prefixes::mark(fleet::Snapshot& snapshot, const PromptPrefix& prefix) {
-  for (const auto& [worker, tokens] : prefix.held_tokens) {
-    const auto at = std::ranges::find(snapshot.ids, worker);
-    if (at == snapshot.ids.end()) continue;
-    double& held = snapshot.views[static_cast<size_t>(at - snapshot.ids.begin())].held_tokens;
-    held = std::max(held, tokens);
-  }
-}
-
 void Prefixes::sent(fleet::WorkerId worker, const PromptPrefix& prefix, bool computes) {
   if (computes) {
     prompt_tokens_.add(prefix.prompt_tokens);
@@ -255,18 +246,8 @@ std::string Prefixes::metrics() {
   return registry_.render();
 }
 
-void mark_held(Core& core, const Exchange& exchange, fleet::Snapshot& snapshot) {
-  if (core.prefixes) core.prefixes->mark(snapshot, exchange.prefix);
-}
-
 void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker, bool computes) {
   if (core.prefixes) core.prefixes->sent(worker, exchange.prefix, computes);
-}
-
-policy::PrefillRequest prefill_request(const Core& core, const Exchange& exchange) {
-  return {.key = exchange.scan.prompt,
-          .prompt_tokens = exchange.prefix.prompt_tokens,
-          .load = core.fleet.unit_of(prefill_load(exchange.scan))};
 }
 
 }  // namespace kindred::router

@@ -43,8 +43,6 @@ class Prefixes {
 
   // May ask a worker to tokenise, for no longer than the timeout.
   net::Task<PromptPrefix> look_up(CorePtr core, const Exchange& exchange);
-  // Fills in held_tokens of the views.
-  void mark(fleet::Snapshot& snapshot, const PromptPrefix& prefix);
   // The request goes there, and the worker will hold the prompt. `computes`: what it does not hold yet, it has to
   // compute; not so for a decode worker.
   void sent(fleet::WorkerId worker, const PromptPrefix& prefix, bool computes);
@@ -73,9 +71,7 @@ class Prefixes {
   Counter &exact_lookups_, &approximate_lookups_, &tokenize_failures_, &prompt_tokens_, &held_tokens_;
 };
 
-// For flows; without prefixes they do nothing, or tell nothing.
-void mark_held(Core& core, const Exchange& exchange, fleet::Snapshot& snapshot);
+// For flows; does nothing without prefixes.
 void sent_to(Core& core, const Exchange& exchange, fleet::WorkerId worker, bool computes);
-policy::PrefillRequest prefill_request(const Core& core, const Exchange& exchange);
 
 }  // namespace kindred::router
