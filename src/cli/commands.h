@@ -17,4 +17,7 @@ int run_status(Args args);
 int run_model(Args args);
 int run_bench(Args args);
 
+// Of `kindred simulate`.
+int run_simulate_profile(Args args);
+
 }  // namespace kindred::cli
