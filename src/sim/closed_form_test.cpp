@@ -115,22 +115,6 @@ TEST(ClosedForm, TransfersTakeTurnsOnALink) {
   }
 }
 
-TEST(ClosedForm, DecodeBatchesTakeTheTimeOfTheNextGraph) {
-  const TestModel model;
-  struct ByBatch final : StepCost {
-    double step_s(const StepShape& shape) const override { return 1e-3 * shape.decode_requests + 1e-6; }
-    double kv_transfer_s(double) const override { return 0; }
-  };
-  ClusterOptions options = testing::pd(1, 1, {});
-  options.groups[1].cost = std::make_shared<ByBatch>();
-  options.groups[1].graph_sizes = {1, 2, 4, 8};
-  std::vector<SimRequest> requests;
-  for (int i = 0; i < 3; ++i) requests.push_back(model.request(0, 16, 101));
-  const Result<SimResult> run = run_cluster(options, requests);
-  ASSERT_TRUE(run) << run.error().message;
-  EXPECT_NEAR(run->requests[2].tpot_s(), 4e-3 + 1e-6, 1e-8);
-}
-
 TEST(ClosedForm, EnginesOfAWorkerGoInLockstep) {
   const TestModel model;
   struct ByContext final : StepCost {

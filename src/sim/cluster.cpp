@@ -36,7 +36,6 @@ Status check_group(const WorkerGroup& group) {
                              group.engine.token_budget, group.engine.max_running),
                  "token_budget");
   }
-  if (!std::ranges::is_sorted(group.graph_sizes)) return wrong("graph sizes are not ascending", "graph_sizes");
   return {};
 }
 

@@ -41,7 +41,6 @@ struct WorkerGroup {
   uint32_t ranks = 1;                                      // of expert parallelism
   std::shared_ptr<const ExpertRanks> placement = nullptr;  // null: linear
   EngineOptions engine = {};                               // of each engine; kv.blocks > 0
-  std::vector<uint32_t> graph_sizes = {};                  // ascending: a decode batch takes the time of the next one
 };
 
 enum class ScriptKind { kJoin, kLeave, kFail };  // a worker that joins was not there from the start, or had failed

@@ -46,13 +46,11 @@ void ClusterRun::begin_step(uint32_t at) {
   for (StepShape& shape : shapes_) {
     worker.step_prefill += shape.prefill_tokens;
     worker.step_decode += shape.decode_requests;
-    if (shape.prefill_tokens == 0) {
-      const auto& sizes = worker.group->graph_sizes;
-      const auto padded = std::ranges::lower_bound(sizes, shape.decode_requests);
-      if (padded != sizes.end()) shape.decode_requests = *padded;
-    }
+  }
+  for (StepShape& shape : shapes_) {
     shape.experts = experts;
     shape.ranks = worker.group->ranks;
+    shape.group_tokens = worker.step_prefill + worker.step_decode;
     longest_s = std::max(longest_s, worker.group->cost->step_s(shape));
   }
   const auto layers = static_cast<double>(experts.size());

@@ -1,10 +1,11 @@
-// What the cluster asks of a hardware model. `StepTime` (sim/step_time.h) answers from a measured profile;
-// LinearCost from three numbers, so that results can be checked with pencil and paper.
+// What the cluster asks of a hardware model. ProfileCost answers from a measured profile (sim/step_time.h);
+// LinearCost from a few numbers, so that results can be checked with pencil and paper.
 //
 // Unit: seconds. Thread-safety: const.
 #pragma once
 
 #include <numeric>
+#include <utility>
 
 #include "sim/step_time.h"
 
@@ -15,6 +16,17 @@ class StepCost {
   virtual ~StepCost() = default;
   virtual double step_s(const StepShape& shape) const = 0;
   virtual double kv_transfer_s(double tokens) const = 0;  // over a link that nobody else uses
+};
+
+struct ProfileCost final : StepCost {
+  explicit ProfileCost(Profile profile) : time(std::move(profile)) {}
+
+  double step_s(const StepShape& shape) const override { return time.seconds(shape); }
+  double kv_transfer_s(double tokens) const override {
+    return time.kv_transfer_s(static_cast<uint64_t>(tokens), /*bandwidth_share=*/1);
+  }
+
+  StepTime time;
 };
 
 // step = host + per token of prefill + per distinct expert; nothing else costs anything.

@@ -117,7 +117,7 @@ TEST(CohortFit, LocalityKeepsDomainsApart) {
   EXPECT_TRUE(recorded->check().ok());
   const Result<FittedCohorts> fitted = fit_for(*recorded, 2, 1);
   ASSERT_TRUE(fitted) << fitted.error().message;
-  EXPECT_LT(fitted->active_experts, 0.75 * fitted->active_random);
+  EXPECT_LT(fitted->active_experts, 0.85 * fitted->active_random);
 
   LinearCost cost;
   cost.host_s = 0.01;
