@@ -20,8 +20,7 @@ struct Word {
   std::string_view name;
   int (*run)(Args args);
 };
-constexpr auto kWords = 
-    std::to_array<Word>({{"profile", run_simulate_profile}, {"calibrate", run_simulate_calibrate}});
+constexpr auto kWords = std::to_array<Word>({{"profile", run_simulate_profile}, {"calibrate", run_simulate_calibrate}});
 
 constexpr size_t kTraceSteps = 200'000;  // of a Perfetto trace: about 30 MB
 
@@ -57,7 +56,8 @@ void SimulateOptions::declare(ConfigSchema& schema) {
   schema.text("trace", &trace, "file of requests: Mooncake, Azure, BurstGPT or Kindred's own; else they are drawn");
   schema.flag("resample", &resample, "draw requests from the trace, at the --rate, instead of as they came");
   schema.real("rate", &rate, 1e-6, 1e6, "requests a second, if they are drawn");
-  schema.real("burstiness", &burstiness, 1e-3, 1e6, "of arrivals that are drawn: 1 Poisson, less is burstier, more even");
+  schema.real("burstiness", &burstiness, 1e-3, 1e6,
+              "of arrivals that are drawn: 1 Poisson, less is burstier, more even");
   schema.real("seconds", &seconds, 1e-3, 1e7, "for how long they arrive, if they are drawn");
   schema.integer("prompt_tokens", &prompt_tokens, 1, 1 << 24, "mean of requests that are drawn without a trace");
   schema.integer("output_tokens", &output_tokens, 1, 1 << 24, "mean of requests that are drawn without a trace");

@@ -157,7 +157,8 @@ Result<std::vector<sim::ScriptEvent>> parse_events(const SimulateOptions& option
 
 sim::ArrivalOptions arrival_options(const SimulateOptions& options) {
   sim::ArrivalOptions out;
-  const double wanted = std::min(std::round(options.rate * options.seconds), static_cast<double>(options.most_requests));
+  const double wanted =
+      std::min(std::round(options.rate * options.seconds), static_cast<double>(options.most_requests));
   out.requests = static_cast<uint64_t>(wanted);
   out.rate_per_s = options.rate;
   out.burstiness = options.burstiness;
@@ -236,7 +237,8 @@ sim::SyntheticOptions synthetic_options(const SimulateOptions& options, const si
                                         const expert::ExpertShape& shape) {
   sim::SyntheticOptions out = sim::calibrated_synthetic(shape);
   out.domains = trace.domains;
-  for (int64_t d = 0; trace.domains.empty() && d < options.domains; ++d) out.domains.push_back(fmt::format("domain-{}", d));
+  for (int64_t d = 0; trace.domains.empty() && d < options.domains; ++d)
+    out.domains.push_back(fmt::format("domain-{}", d));
   const auto replace = [](double given, double& value) { value = given >= 0 ? given : value; };
   replace(options.base, out.base);
   replace(options.domain, out.domain);
@@ -277,8 +279,9 @@ Result<Processes> make_experts(const SimulateOptions& options, const sim::Trace&
     made = sim::make_uniform(shape, seed);
   } else if (options.experts == "synthetic") {
     const sim::SyntheticOptions with = synthetic_options(options, trace, shape);
-    out.about = fmt::format("synthetic: {} domains; base {:.2f}, domain {:.2f}, request {:.2f}, drift {:.2f}, phase {:.2f}",
-                            with.domains.size(), with.base, with.domain, with.request, with.drift, with.phase);
+    out.about =
+        fmt::format("synthetic: {} domains; base {:.2f}, domain {:.2f}, request {:.2f}, drift {:.2f}, phase {:.2f}",
+                    with.domains.size(), with.base, with.domain, with.request, with.drift, with.phase);
     made = sim::make_synthetic(with);
   } else if (std::error_code error; std::filesystem::is_directory(options.experts, error)) {
     out.about = fmt::format("decisions token by token of {}", options.experts);
