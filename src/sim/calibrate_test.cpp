@@ -44,6 +44,18 @@ TEST(Calibrate, EachDeviationMovesItsFigure) {
   EXPECT_LT(measure([](SyntheticOptions& o) { o.phase = 2; }).correlation, as_is.correlation - 0.1);
 }
 
+// What the command found is what ships.
+TEST(Calibrate, ShippedDeviationsMeetWhatIsPublished) {
+  const Result<ExpertStatistics> reached =
+      measure_process(calibrated_synthetic({.layers = {0, 1, 2, 3}, .experts = 128, .top_k = 8}));
+  ASSERT_TRUE(reached.ok());
+  for (const CalibrationTarget& target : published_targets()) {
+    const double slack = target.least == target.most ? target.tolerance : 0;
+    EXPECT_GE((*reached).*target.figure, target.least - slack) << target.name;
+    EXPECT_LE((*reached).*target.figure, target.most + slack) << target.name;
+  }
+}
+
 TEST(Calibrate, ComesCloserAndIsDeterministic) {
   const auto run = [](int evaluations) {
     Result<Calibration> fit = calibrate_process(small(), published_targets(), evaluations, [](size_t, size_t) {});

@@ -261,11 +261,11 @@ Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options) 
 SyntheticOptions calibrated_synthetic(expert::ExpertShape shape) {
   SyntheticOptions options;
   options.shape = std::move(shape);
-  options.base = 0.5;
-  options.domain = 1;
-  options.request = 0.7;
-  options.drift = 0.7;
-  options.phase = 0.6;
+  options.base = 0.692;
+  options.domain = 1.265;
+  options.request = 0.949;
+  options.drift = 0.805;
+  options.phase = 0.831;
   return options;
 }
 
