@@ -34,7 +34,7 @@ class SkewTest : public PdFlowTest {
     };
     // Counting what workers saw copies it all, so it is done once the router has sent everything.
     const auto all_sent = [this] { return in_flight() >= static_cast<int64_t>(kRequests); };
-    EXPECT_TRUE(eventually([&] { return all_sent() && sum() == kRequests; }, 8s));
+    EXPECT_TRUE(eventually([&] { return all_sent() && sum() == kRequests; }, 30s));
     size_t most = 0;
     for (const FakeWorker* worker : workers) most = std::max(most, worker->leg_count());
     gate_.open();
