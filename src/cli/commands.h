@@ -20,5 +20,6 @@ int run_bench(Args args);
 // Of `kindred simulate`.
 int run_simulate_profile(Args args);
 int run_simulate_calibrate(Args args);
+int run_simulate_advise(Args args);
 
 }  // namespace kindred::cli
