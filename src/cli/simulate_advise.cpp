@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/json.h"
 #include "cli/commands.h"
+#include "cli/simulate.h"
 #include "cli/terminal.h"
 #include "expert/activations.h"
 #include "sim/advise.h"
@@ -152,11 +153,11 @@ Json advice_json(const sim::Advice& advice) {
 }
 
 ConfigSchema advise_schema(AdviseArguments& arguments) {
-  ConfigSchema schema("simulate advise ACTIVATIONS --profile FILE",
+  ConfigSchema schema("simulate advise ACTIVATIONS --profile NAME",
                       "Says what routing by experts would gain for a model, a mix of requests and a GPU, also when the "
                       "answer is nothing.");
   schema.positional("ACTIVATIONS", &arguments.input, 1, "file of `kindred record`, or a folder of token decisions");
-  schema.text("profile", &arguments.profile, "hardware profile of that model: a file (profiles/ has some)");
+  schema.text("profile", &arguments.profile, "hardware of that model: a name of profiles/ or a file");
   schema.integer("workers", &arguments.workers, 1, 4096, "that decode, one cohort each");
   schema.list("batch", &arguments.batch, "decoding requests of each GPU");
   schema.list("ranks", &arguments.ranks, "GPUs of a worker, with expert parallelism above 1");
@@ -179,14 +180,14 @@ int run_simulate_advise(Args args) {
   }
   if (arguments.input.empty() || arguments.profile.empty()) {
     return fail(kName,
-                invalid("which recording, on which GPU? usage: kindred simulate advise ACTIVATIONS --profile FILE"), 2);
+                invalid("which recording, on which GPU? usage: kindred simulate advise ACTIVATIONS --profile NAME"), 2);
   }
   const Result<std::vector<uint32_t>> batches = whole_numbers("batch", arguments.batch);
   if (!batches) return fail(kName, batches.error(), 2);
   const Result<std::vector<uint32_t>> ranks = whole_numbers("ranks", arguments.ranks);
   if (!ranks) return fail(kName, ranks.error(), 2);
-  const Result<sim::Profile> profile = sim::load_profile(arguments.profile);
-  if (!profile) return fail(kName, profile.error());
+  const Result<sim::Profile> profile = find_profile(arguments.profile);
+  if (!profile) return fail(kName, profile.error(), profile.error().code == ErrorCode::kInvalid ? 2 : 1);
   const Result<expert::Activations> activations = load_recorded(arguments.input.front(), *profile);
   if (!activations) return fail(kName, activations.error());
   const Result<sim::Advice> advice = sim::advise(*activations, *profile,
