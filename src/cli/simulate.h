@@ -11,6 +11,7 @@
 #include "sim/cluster.h"
 #include "sim/cohort_fit.h"
 #include "sim/expert_process.h"
+#include "sim/profile.h"
 #include "sim/summary.h"
 #include "sim/trace.h"
 
@@ -39,6 +40,9 @@ struct SimulateOptions {
 
   void declare(ConfigSchema& schema);
 };
+
+// By a name of profiles/, or a path. Error: kInvalid, with the names that there are; that of reading the file.
+Result<sim::Profile> find_profile(const std::string& name);
 
 // All that the policies have in common.
 struct SimulateSetup {
