@@ -1,0 +1,138 @@
+// A cluster under a simulated clock: workers that batch, cache, preempt and hand over KV, and a router in front of
+// them that decides with the production policies (sim/dispatch.h).
+//
+// A request: arrival, prefill decision, prefill in chunks, first token, decode decision (with the expert counts
+// that prefill reports), a place and KV blocks at the decode worker, the KV's way there, a token a step, end. The
+// KV stays at the prefill worker until decode has made a token, so that another decode worker may take over.
+// Without prefill and decode workers, a worker of role kBoth does it all.
+//
+// Time of a step: of the slowest engine of the worker, since data-parallel engines go in lockstep; the experts of a
+// layer are those of all its engines' tokens, and of the rank that has the most to read.
+// KV transfers take turns on each worker's way out and on each worker's way in, first come first served.
+//
+// Determinism: equal inputs give equal results on any machine; times are whole nanoseconds.
+// Thread-safety: a run is a function of its arguments; runs may go side by side.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "base/role.h"
+#include "sim/dispatch.h"
+#include "sim/engine.h"
+#include "sim/expert_union.h"
+#include "sim/step_cost.h"
+#include "sim/tape.h"
+
+namespace kindred::sim {
+
+// Workers that are alike.
+struct WorkerGroup {
+  std::string name;  // for people: "h200"
+  Role role = Role::kBoth;
+  uint32_t count = 1;
+  std::shared_ptr<const StepCost> cost;                    // not null
+  uint32_t engines = 1;                                    // data-parallel, each with a KV cache of its own
+  uint32_t ranks = 1;                                      // of expert parallelism
+  std::shared_ptr<const ExpertRanks> placement = nullptr;  // null: linear
+  EngineOptions engine = {};                               // of each engine; kv.blocks > 0
+};
+
+enum class ScriptKind { kJoin, kLeave, kFail };  // a worker that joins was not there from the start, or had failed
+struct ScriptEvent {
+  double at_s = 0;
+  ScriptKind kind = ScriptKind::kFail;
+  uint32_t worker = 0;  // counted through all groups
+};
+
+struct ClusterOptions {
+  std::vector<WorkerGroup> groups;
+  DispatchOptions router;
+  std::vector<ScriptEvent> script = {};
+  // Each sees all that workers say of themselves, and of what is in flight only its own. Requests go to them in turn.
+  uint32_t routers = 1;
+  uint32_t retries = 2;     // of each leg, as the router's --retries
+  int64_t poll_ms = 1000;   // between two looks at workers' load, where policies read polled load
+  int64_t probe_ms = 1000;  // between two health checks
+  size_t step_records = 0;  // at most so many are kept for SimResult::steps
+  std::function<void(size_t ended)> on_ended = {};  // for a progress bar; rarely
+};
+
+struct SimRequest {
+  double arrival_s = 0;  // ascending
+  uint32_t prompt_tokens = 1;
+  uint32_t output_tokens = 1;
+  std::vector<uint64_t> blocks = {};  // of the prompt by content, as in TraceRequest
+  RequestExperts experts;
+  std::string label = {};
+};
+
+enum class Ended {
+  kOk,
+  kNoWorker,    // nobody (left) to send it to
+  kRoomFull,    // all decode workers full: refused before its prefill
+  kWorkerLost,  // its worker failed, and it could not be made whole
+};
+std::string_view to_string(Ended ended);
+inline constexpr uint32_t kNobody = UINT32_MAX;
+
+struct RequestRecord {
+  int64_t arrival_ns = 0, first_ns = 0, last_ns = 0;  // of its first and its last token
+  int64_t handed_ns = 0, fetched_ns = 0;              // decode worker chosen; KV there
+  uint32_t prompt_tokens = 0, output_tokens = 0;
+  uint32_t generated = 0;
+  uint32_t prefill_worker = kNobody, decode_worker = kNobody;
+  uint32_t domain = 0;
+  uint32_t retries = 0;
+  Ended ended = Ended::kOk;
+
+  double ttft_s() const { return static_cast<double>(first_ns - arrival_ns) * 1e-9; }
+  // Of outputs longer than one token.
+  double tpot_s() const { return static_cast<double>(last_ns - first_ns) * 1e-9 / (output_tokens - 1); }
+};
+
+struct WorkerReport {
+  std::string name;
+  Role role = Role::kBoth;
+  uint64_t steps = 0, decode_steps = 0;  // decode_steps: with decode tokens only
+  double busy_s = 0, decode_s = 0;
+  uint64_t decode_tokens = 0;                     // of decode steps: their batches, summed
+  uint64_t all_decode_tokens = 0;                 // of all steps
+  uint64_t prefill_tokens = 0;                    // computed
+  uint64_t prompt_tokens = 0, cached_tokens = 0;  // admitted; found in the prefix cache
+  double expert_reads = 0;      // of decode steps: distinct experts a layer (mean over layers), summed over steps
+  double worst_rank_reads = 0;  // the same, of the rank with the most
+  uint64_t preemptions = 0;
+  double kv_share_s = 0;        // share of blocks used, times seconds
+  double kv_peak = 0;           // highest share
+  double here_s = 0;            // alive
+  uint32_t kv_left_blocks = 0;  // at the end: 0 unless something leaks
+};
+
+struct StepRecord {
+  uint32_t worker = 0;
+  int64_t begin_ns = 0, end_ns = 0;
+  uint32_t prefill_tokens = 0, decode_requests = 0;
+  float experts = 0;  // a layer
+};
+
+struct SimResult {
+  std::vector<RequestRecord> requests;  // in the order given
+  std::vector<WorkerReport> workers;    // counted through all groups
+  std::vector<StepRecord> steps;
+  std::vector<uint64_t> fallbacks;  // by policy::FallbackReason
+  double end_s = 0;                 // of the last event that changed something
+  uint64_t steps_run = 0, events = 0;
+  int64_t ledger_left = 0;  // requests in flight at the end: 0 unless something leaks
+};
+
+// Error: kInvalid: nothing to run; requests out of order, or too large for a worker that might get them; groups
+// that contradict each other; a tape of another model; what the policies refuse.
+Result<SimResult> run_cluster(const ClusterOptions& options, std::span<const SimRequest> requests);
+
+}  // namespace kindred::sim
