@@ -14,7 +14,7 @@ PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, Role role)
 net::Task<void> PlainFlow::run() {
   std::optional<LegFailure> failure;
   WholeLeg leg(core_, exchange_, "the worker", "worker");
-leg.forget_body_in_streams();
+  leg.forget_body_in_streams();
   for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     const std::optional<fleet::WorkerId> worker = choose();
     if (!worker) break;
