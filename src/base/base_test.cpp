@@ -28,6 +28,14 @@ TEST(Base64, RefusesWhatIsNot) {
   }
 }
 
+TEST(Hex, HasSixteenLowerCaseDigits) {
+  EXPECT_EQ(hex64(0), "0000000000000000");
+  EXPECT_EQ(hex64(0x0123456789abcdef), "0123456789abcdef");
+  EXPECT_EQ(hex64(0xfedcba9876543210), "fedcba9876543210");
+  EXPECT_EQ(hex64(~uint64_t{0}), "ffffffffffffffff");
+  EXPECT_EQ(hex64(0x9a), "000000000000009a");
+}
+
 TEST(JsonString, EscapesAndRepairs) {
   EXPECT_EQ(json_string("a\"b\\c\n\t\x01"), R"("a\"b\\c\n\t\u0001")");
   EXPECT_EQ(json_string("\x0b\x0c\r"), R"("\u000b\f\r")");

@@ -119,7 +119,18 @@ Result<std::vector<uint8_t>> base64_decode(std::string_view text) {
 
 std::string hex64(uint64_t value) {
   std::string out(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) out[i] = "0123456789abcdef"[value & 15];
+  // Ids of requests and traces come from here: eight nibbles at a time, one a byte, then to digits.
+  for (const size_t half : {size_t{8}, size_t{0}}) {
+    uint64_t nibbles = value & 0xffffffff;
+    value >>= 32;
+    nibbles = (nibbles | nibbles << 16) & 0x0000ffff0000ffff;
+    nibbles = (nibbles | nibbles << 8) & 0x00ff00ff00ff00ff;
+    nibbles = (nibbles | nibbles << 4) & 0x0f0f0f0f0f0f0f0f;
+    // A byte above 9 has bit 4 set after adding 6.
+    const uint64_t letters = ((nibbles + 0x0606060606060606) >> 4) & 0x0101010101010101;
+    const uint64_t digits = nibbles + 0x3030303030303030 + letters * ('a' - '0' - 10);
+    for (size_t i = 0; i < 8; ++i) out[half + 7 - i] = static_cast<char>(digits >> (8 * i));
+  }
   return out;
 }
 

@@ -78,6 +78,22 @@ std::optional<ChunkTracker::Gap> ChunkTracker::gap() const {
   }
 }
 
+// A whole size line without an extension, as nearly all are: its length, or 0.
+size_t ChunkTracker::take_size_line(std::string_view wire) {
+  uint64_t size = 0;
+  size_t at = 0;
+  for (; at < wire.size() && at < static_cast<size_t>(kSizeDigits); ++at) {
+    const int digit = hex_value(wire[at]);
+    if (digit < 0) break;
+    size = size * 16 + static_cast<uint64_t>(digit);
+  }
+  if (at == 0 || at + 2 > wire.size() || wire[at] != '\r' || wire[at + 1] != '\n') return 0;
+  left_ = size;
+  extension_bytes_ = 0;
+  state_ = size == 0 ? State::kTrailer : State::kData;
+  return at + 2;
+}
+
 size_t ChunkTracker::next(std::string_view wire, std::string_view& payload) {
   payload = {};
   size_t at = 0;
@@ -90,6 +106,16 @@ size_t ChunkTracker::next(std::string_view wire, std::string_view& payload) {
       return at + run;
     }
     if (state_ == State::kDone || state_ == State::kFailed) return state_ == State::kDone ? at : 0;
+    if (state_ == State::kDataCr && wire.substr(at).starts_with("\r\n")) {
+      state_ = State::kSizeFirst;
+      at += 2;
+      continue;
+    }
+    if (state_ == State::kSizeFirst) {
+      const size_t used = take_size_line(wire.substr(at));
+      at += used;
+      if (used > 0) continue;
+    }
     state_ = step(wire[at]);
     if (state_ == State::kFailed) return 0;
     ++at;

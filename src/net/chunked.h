@@ -69,6 +69,7 @@ class ChunkTracker {
     kFailed,
   };
 
+  size_t take_size_line(std::string_view wire);
   State step(char byte);
   State size_digit(char byte);
   State trailer(char byte);

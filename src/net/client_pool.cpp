@@ -38,12 +38,16 @@ void ClientPool::Place::give_back() {
   if (pool) pool->leave(endpoint_);
 }
 
-Task<Result<ClientPool::Place>> ClientPool::enter(Endpoint endpoint, CancelToken cancel) {
+std::optional<ClientPool::Place> ClientPool::enter_now(const Endpoint& endpoint) {
   Places& places = places_[endpoint];
-  if (places.taken < options_.connections_per_endpoint) {
-    ++places.taken;
-    co_return Place(weak_from_this(), std::move(endpoint));
-  }
+  if (places.taken >= options_.connections_per_endpoint) return std::nullopt;
+  ++places.taken;
+  return std::optional<Place>(std::in_place, weak_from_this(), endpoint);
+}
+
+Task<Result<ClientPool::Place>> ClientPool::enter(Endpoint endpoint, CancelToken cancel) {
+  if (std::optional<Place> place = enter_now(endpoint)) co_return *std::move(place);
+  Places& places = places_[endpoint];
   const Error full{ErrorCode::kExhausted,
                    fmt::format("all {} connections to {} are in use", places.taken, endpoint.text())};
   if (places.waiters.size() >= options_.waiters_per_endpoint) co_return full;

@@ -8,6 +8,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -46,6 +47,8 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
 
   const ClientOptions& options() const { return options_; }
 
+  // A place that is free, or nothing.
+  std::optional<Place> enter_now(const Endpoint& endpoint);
   // Waits for a place, in order of arrival. Errors: kExhausted, kCancelled.
   Task<Result<Place>> enter(Endpoint endpoint, CancelToken cancel);
 

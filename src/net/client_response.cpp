@@ -19,7 +19,9 @@ PooledResponse::~PooledResponse() {
 
 Task<Status> PooledResponse::exchange(std::span<asio::const_buffer> request, std::string_view method) {
   wire_->expire_after(deadlines_.head_ms);
-  const SystemError written = co_await wire_->write(request, std::nullopt);
+  // Nearly always the socket takes it all at once.
+  SystemError written = wire_->write_now(request);
+  if (written == asio::error::would_block) written = co_await wire_->write(request, std::nullopt);
   // A peer may answer before it has read all of the request, and close: the answer is worth more than
   // the fault, but the connection carries no other request.
   if (written) reusable_ = false;
@@ -38,7 +40,8 @@ Task<Status> PooledResponse::read_head() {
     const Result<bool> taken = take_head(scanner);
     if (!taken) co_return taken.error();
     if (*taken) co_return Status();
-    const SystemError error = co_await wire_->read(in_);
+    SystemError error;
+    co_await wire_->read(in_, error);
     if (error) co_return head_failed(error);
   }
 }
@@ -65,6 +68,7 @@ Status PooledResponse::begin_body(std::string_view method) {
   const auto framing = response_framing(head_, method);
   if (!framing) return fail(ErrorCode::kCorrupt, framing.error().message);
   framing_ = *framing;
+  keep_alive_ = keep_alive(head_);
   length_left_ = framing_.length_bytes;
   phase_ = Phase::kBody;
   wire_->clear_deadline();
@@ -74,32 +78,40 @@ Status PooledResponse::begin_body(std::string_view method) {
   return {};
 }
 
-Task<SystemError> PooledResponse::fill() {
-  in_.consume(given_);
-  given_ = 0;
+Task<void> PooledResponse::more() {
+  drop_given();
+  if (chunked()) in_.expect_little();
   wire_->expire_after(deadlines_.read_ms);
-  const SystemError error = co_await wire_->read(in_);
-  if (!error) wire_->clear_deadline();
-  co_return error;
+  return wire_->read(in_, wait_error_);
 }
 
-Task<Result<std::string_view>> PooledResponse::read_some() {
+bool PooledResponse::after_wait() {
+  if (wait_error_) return false;
+  wire_->clear_deadline();
+  if (!wire_->cancelled()) return true;
+  wait_error_ = asio::error::operation_aborted;
+  return false;
+}
+
+void PooledResponse::drop_given() {
   in_.consume(given_);
   given_ = 0;
-  for (;;) {
-    if (phase_ == Phase::kEnd) co_return std::string_view();
-    if (phase_ == Phase::kFailed) co_return failure_;
-    if (wire_->cancelled()) co_return body_failed(asio::error::operation_aborted);
-    Result<std::string_view> payload = take_payload();
-    if (!payload || !payload->empty()) co_return payload;
-    if (phase_ == Phase::kEnd) continue;
-    const SystemError error = co_await fill();
-    if (error == asio::error::eof && framing_.kind == BodyFraming::Kind::kUntilClose) {
-      end_body();
-    } else if (error) {
-      co_return body_failed(error);
+}
+
+std::optional<Result<std::string_view>> PooledResponse::some_now() {
+  drop_given();
+  if (phase_ == Phase::kEnd) return std::string_view();
+  if (phase_ == Phase::kFailed) return failure_;
+  if (!after_wait()) {
+    if (wait_error_ != asio::error::eof || framing_.kind != BodyFraming::Kind::kUntilClose) {
+      return body_failed(wait_error_);
     }
+    end_body();
+    return std::string_view();
   }
+  Result<std::string_view> payload = take_payload();
+  if (payload && payload->empty() && phase_ != Phase::kEnd) return std::nullopt;
+  return payload;
 }
 
 Result<std::string_view> PooledResponse::take_payload() {
@@ -122,24 +134,18 @@ Result<std::string_view> PooledResponse::take_payload() {
   return payload;
 }
 
-Task<Result<ClientResponse::Framed>> PooledResponse::read_framed() {
+std::optional<Result<ClientResponse::Framed>> PooledResponse::framed_now() {
   KINDRED_CHECK(chunked());
-  in_.consume(given_);
-  given_ = 0;
-  for (;;) {
-    if (phase_ == Phase::kEnd) co_return Framed{{}, false, true};
-    if (phase_ == Phase::kFailed) co_return failure_;
-    if (wire_->cancelled()) co_return body_failed(asio::error::operation_aborted);
-    if (!in_.empty()) {
-      given_ = tracker_.track(in_.data());
-      if (tracker_.failed()) co_return fail(ErrorCode::kCorrupt, "a chunk of the body is malformed");
-      const Framed framed{in_.data().substr(0, given_), tracker_.at_border(), tracker_.done()};
-      if (framed.end) end_body();
-      co_return framed;
-    }
-    const SystemError error = co_await fill();
-    if (error) co_return body_failed(error);
-  }
+  drop_given();
+  if (phase_ == Phase::kEnd) return Framed{{}, false, true};
+  if (phase_ == Phase::kFailed) return failure_;
+  if (!after_wait()) return body_failed(wait_error_);
+  if (in_.empty()) return std::nullopt;
+  given_ = tracker_.track(in_.data());
+  if (tracker_.failed()) return fail(ErrorCode::kCorrupt, "a chunk of the body is malformed");
+  const Framed framed{in_.data().substr(0, given_), tracker_.at_border(), tracker_.done()};
+  if (framed.end) end_body();
+  return framed;
 }
 
 // Where the body is complete: the connection goes back, and may be another request's from here on.
@@ -149,7 +155,7 @@ void PooledResponse::end_body() {
   const std::shared_ptr<Wire> wire = std::move(wire_);
   const auto pool = pool_.lock();
   const bool unasked_bytes = in_.size() > given_;
-  const bool keep = pool && reusable_ && !unasked_bytes && keep_alive(head_) && !wire->cancelled() &&
+  const bool keep = pool && reusable_ && !unasked_bytes && keep_alive_ && !wire->cancelled() &&
                     framing_.kind != BodyFraming::Kind::kUntilClose;
   if (keep) pool->put_back(endpoint_, wire);
   else wire->close();

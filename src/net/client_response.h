@@ -31,9 +31,11 @@ class PooledResponse final : public ClientResponse {
   bool stale() const { return stale_; }
 
   const ResponseHead& head() const override { return head_; }
-  Task<Result<std::string_view>> read_some() override;
+  std::optional<Result<std::string_view>> some_now() override;
   bool chunked() const override { return framing_.kind == BodyFraming::Kind::kChunked; }
-  Task<Result<Framed>> read_framed() override;
+  std::optional<Result<Framed>> framed_now() override;
+  Task<void> more() override;
+  Headers take_headers() override { return std::move(head_.headers); }
 
  private:
   enum class Phase { kHead, kBody, kEnd, kFailed };
@@ -41,7 +43,8 @@ class PooledResponse final : public ClientResponse {
   Task<Status> read_head();
   Result<bool> take_head(HeadScanner& scanner);  // false: more bytes are needed
   Status begin_body(std::string_view method);
-  Task<SystemError> fill();  // reads into in_ within the read deadline
+  bool after_wait();  // false: it failed with wait_error_
+  void drop_given();
   Result<std::string_view> take_payload();
   Error fail(ErrorCode code, std::string_view what);
   Error head_failed(SystemError error);
@@ -64,7 +67,9 @@ class PooledResponse final : public ClientResponse {
   ChunkTracker tracker_;
   Phase phase_ = Phase::kHead;
   Error failure_;
-  bool reusable_ = true;  // the whole request was taken, so the connection can carry another
+  SystemError wait_error_;
+  bool keep_alive_ = false;  // as the head says
+  bool reusable_ = true;     // the whole request was taken, so the connection can carry another
   bool stale_ = false;
 };
 

@@ -14,12 +14,18 @@ namespace {
 std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size_t body_bytes,
                          const std::string& authorization) {
   std::string text;
-  text.reserve(256);
+  size_t bytes = 256;  // what is not the client's
+  for (const Header& header : head.headers) bytes += header.name.size() + header.value.size() + 4;
+  text.reserve(bytes + head.target.size());
   // The request line is made of what a parser has accepted or our own code wrote; a target with a
   // space or a line end in it must still not become another request.
   text += head.method;
   text += ' ';
-  for (const char c : head.target) text += static_cast<unsigned char>(c) <= ' ' || c == 0x7f ? '_' : c;
+  const size_t target_at = text.size();
+  text += head.target;
+  std::replace_if(
+      text.begin() + static_cast<std::ptrdiff_t>(target_at), text.end(),
+      [](char c) { return static_cast<unsigned char>(c) <= ' ' || c == 0x7f; }, '_');
   text += " HTTP/1.1\r\n";
   append_header_line(text, "Host", endpoint.text());
   for (const Header& header : head.headers) {
@@ -34,7 +40,9 @@ std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size
     append_header_line(text, "Authorization", authorization);
   }
   if (body_bytes > 0 || (head.method != "GET" && head.method != "HEAD")) {
-    fmt::format_to(std::back_inserter(text), "Content-Length: {}\r\n", body_bytes);
+    text += "Content-Length: ";
+    append_number(text, body_bytes);
+    text += "\r\n";
   }
   text += "Connection: keep-alive\r\n\r\n";
   return text;
@@ -70,8 +78,12 @@ Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& e
   size_t body_bytes = 0;
   for (const std::string_view part : body) body_bytes += part.size();
   const std::string head_text = compose_head(to, head, body_bytes, pool->options().authorization);
-  auto place = co_await pool->enter(to, cancel);
-  if (!place) co_return std::move(place).error();
+  std::optional<ClientPool::Place> place = pool->enter_now(to);
+  if (!place) {
+    auto later = co_await pool->enter(to, cancel);
+    if (!later) co_return std::move(later).error();
+    place = *std::move(later);
+  }
   bool may_reuse = true;
   for (;;) {
     if (cancel.cancelled()) {
@@ -138,19 +150,41 @@ Task<Result<std::string>> HttpClient::get(const Endpoint& endpoint, std::string 
   co_return error;
 }
 
+Task<Result<std::string_view>> ClientResponse::read_some() {
+  std::optional<Result<std::string_view>> piece = some_now();
+  while (!piece) {
+    co_await more();
+    piece = some_now();
+  }
+  co_return *std::move(piece);
+}
+
+Task<Result<ClientResponse::Framed>> ClientResponse::read_framed() {
+  std::optional<Result<Framed>> piece = framed_now();
+  while (!piece) {
+    co_await more();
+    piece = framed_now();
+  }
+  co_return *std::move(piece);
+}
+
 Task<Result<std::string>> ClientResponse::read_all(size_t limit_bytes) {
   std::string body;
   if (const std::string* length = head().headers.find("Content-Length"); length != nullptr && length->size() < 10) {
     body.reserve(std::min<size_t>(limit_bytes, std::strtoul(length->c_str(), nullptr, 10)));
   }
   for (;;) {
-    auto piece = co_await read_some();
-    if (!piece) co_return std::move(piece).error();
-    if (piece->empty()) co_return body;
-    if (piece->size() > limit_bytes - body.size()) {
+    const std::optional<Result<std::string_view>> piece = some_now();
+    if (!piece) {
+      co_await more();
+      continue;
+    }
+    if (!*piece) co_return piece->error();
+    if ((*piece)->empty()) co_return body;
+    if ((*piece)->size() > limit_bytes - body.size()) {
       co_return Error{ErrorCode::kTooLarge, fmt::format("the response is larger than {} bytes", limit_bytes)};
     }
-    body += *piece;
+    body += **piece;
   }
 }
 

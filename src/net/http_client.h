@@ -6,6 +6,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,7 +49,7 @@ class ClientResponse {
 
   // Some decoded bytes of the body, valid until the next call; empty at its end. Errors: kIo for a cut
   // body (also inside a chunk), kTimeout, kCancelled, kCorrupt for bad framing.
-  virtual Task<Result<std::string_view>> read_some() = 0;
+  Task<Result<std::string_view>> read_some();
 
   // The same bytes as they are on the wire, for verbatim relay of a chunked body.
   struct Framed {
@@ -57,7 +58,16 @@ class ClientResponse {
     bool end = false;             // the body is complete
   };
   virtual bool chunked() const = 0;
-  virtual Task<Result<Framed>> read_framed() = 0;  // only if chunked(); not mixed with read_some()
+  Task<Result<Framed>> read_framed();  // only if chunked(); not mixed with read_some()
+
+  // The same in two halves, for who relays many pieces: what is here already, or nothing; then more() waits for
+  // bytes, and what went wrong with that is told by the next call.
+  virtual std::optional<Result<std::string_view>> some_now() = 0;
+  virtual std::optional<Result<Framed>> framed_now() = 0;
+  virtual Task<void> more() = 0;
+
+  // Out of head(), when they are needed there no more.
+  virtual Headers take_headers() = 0;
 
   // The rest of the body. Error kTooLarge past `limit_bytes`.
   Task<Result<std::string>> read_all(size_t limit_bytes);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstring>
 
 #include "net/ascii.h"
 
@@ -75,18 +76,23 @@ Error wrong_coding(const Headers& headers) {
 
 // The framing that the length headers give, or nothing where there are none.
 Result<std::optional<BodyFraming>> declared_framing(const Headers& headers, int minor_version) {
-  const size_t codings = headers.count("Transfer-Encoding");
-  const size_t lengths = headers.count("Content-Length");
+  size_t codings = 0, lengths = 0;
+  const std::string* first_coding = nullptr;
+  const std::string* first_length = nullptr;
+  for (const Header& header : headers) {
+    if (equals_ignore_case(header.name, "Transfer-Encoding") && codings++ == 0) first_coding = &header.value;
+    if (equals_ignore_case(header.name, "Content-Length") && lengths++ == 0) first_length = &header.value;
+  }
   if (codings > 0 && lengths > 0) return invalid("both Content-Length and Transfer-Encoding are given");
   if (codings > 0) {
     if (minor_version == 0) return invalid("Transfer-Encoding is not part of HTTP/1.0");
-    const std::string& coding = *headers.find("Transfer-Encoding");
+    const std::string& coding = *first_coding;
     if (codings > 1 || !equals_ignore_case(coding, "chunked")) return wrong_coding(headers);
     return std::optional(BodyFraming{BodyFraming::Kind::kChunked, 0});
   }
   if (lengths == 0) return std::optional<BodyFraming>();
   if (lengths > 1) return invalid("more than one Content-Length is given");
-  const std::string& text = *headers.find("Content-Length");
+  const std::string& text = *first_length;
   uint64_t length = 0;
   // from_chars takes neither sign nor white space for an unsigned number, and reports overflow.
   const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), length);
@@ -101,20 +107,29 @@ bool stays_open(const Headers& headers, int minor_version) {
 
 }  // namespace
 
-bool equals_ignore_case(std::string_view a, std::string_view b) {
-  // Most names that are compared differ in length or in the first letter.
-  if (a.size() != b.size() || (!a.empty() && lower(a.front()) != lower(b.front()))) return false;
-  return std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) { return x == y || lower(x) == lower(y); });
+bool same_ignoring_case(const char* a, const char* b, size_t size) {
+  size_t i = 0;
+  // Names are nearly always spelt alike.
+  for (; i + 8 <= size; i += 8) {
+    uint64_t x = 0, y = 0;
+    std::memcpy(&x, a + i, 8);
+    std::memcpy(&y, b + i, 8);
+    if (x != y) break;
+  }
+  for (; i < size; ++i) {
+    if (a[i] != b[i] && lower(a[i]) != lower(b[i])) return false;
+  }
+  return true;
 }
 
 void Headers::add(std::string_view name, std::string_view value) {
   if (entries_.empty()) entries_.reserve(kUsualHeaders);
-  entries_.push_back(Header{std::string(name), std::string(value)});
+  entries_.emplace_back(name, value);
 }
 
 void Headers::set(std::string_view name, std::string_view value) {
   // By value first: `value` may point into the entry that is about to go.
-  Header header{std::string(name), std::string(value)};
+  Header header(name, value);
   erase(header.name);
   entries_.push_back(std::move(header));
 }
@@ -184,12 +199,23 @@ bool is_hop_by_hop(const Headers& headers, std::string_view name) {
 }
 
 void append_header_line(std::string& out, std::string_view name, std::string_view value) {
-  const size_t from = out.size();
-  out.append(name).append(": ").append(value);
-  unsigned wrong = 0;
-  for (size_t i = from; i < out.size(); ++i) wrong |= not_for_a_line(out[i]) ? 1U : 0U;
-  if (wrong != 0) std::replace_if(out.begin() + static_cast<std::ptrdiff_t>(from), out.end(), not_for_a_line, ' ');
-  out += "\r\n";
+  // One change of the string's size instead of four.
+  const size_t from = out.size(), line_bytes = name.size() + 2 + value.size();
+  out.resize(from + line_bytes + 2);
+  char* const line = out.data() + from;
+  std::copy(name.begin(), name.end(), line);
+  line[name.size()] = ':';
+  line[name.size() + 1] = ' ';
+  std::copy(value.begin(), value.end(), line + name.size() + 2);
+  if (has_control({line, line_bytes})) std::replace_if(line, line + line_bytes, not_for_a_line, ' ');
+  line[line_bytes] = '\r';
+  line[line_bytes + 1] = '\n';
+}
+
+void append_number(std::string& out, uint64_t number) {
+  std::array<char, 20> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
+  out.append(digits.data(), end);
 }
 
 std::string_view reason_phrase(int status) {

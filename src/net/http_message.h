@@ -15,6 +15,8 @@
 namespace kindred::net {
 
 struct Header {
+  Header(std::string_view its_name, std::string_view its_value) : name(its_name), value(its_value) {}
+
   std::string name;  // as received; compared without case
   std::string value;
 };
@@ -27,6 +29,11 @@ class Headers {
   // The first value of that name, or nullptr.
   const std::string* find(std::string_view name) const;
   size_t count(std::string_view name) const;
+  // Drops those for which `unwanted(header)` is true.
+  template <class Unwanted>
+  void erase_if(Unwanted&& unwanted) {
+    std::erase_if(entries_, unwanted);
+  }
 
   auto begin() const { return entries_.begin(); }
   auto end() const { return entries_.end(); }
@@ -110,8 +117,16 @@ bool is_hop_by_hop(const Headers& headers, std::string_view name);
 // mistake from foreign text cannot add a header or end the head.
 void append_header_line(std::string& out, std::string_view name, std::string_view value);
 
+void append_number(std::string& out, uint64_t number);  // decimal
+
 std::string_view reason_phrase(int status);
-bool equals_ignore_case(std::string_view a, std::string_view b);
+bool same_ignoring_case(const char* a, const char* b, size_t size);
+// Most names that are compared differ in length or in the first letter, which is seen without a call.
+inline bool equals_ignore_case(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  if (a.empty()) return true;
+  return ((a.front() ^ b.front()) & ~0x20) == 0 && same_ignoring_case(a.data(), b.data(), a.size());
+}
 
 // http://host:port or https://host:port without a path.
 struct Endpoint {

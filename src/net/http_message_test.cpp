@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "net/ascii.h"
+
 namespace kindred::net {
 namespace {
 
@@ -188,6 +190,40 @@ TEST(HeaderLine, CannotBeBrokenOutOf) {
   std::string out;
   append_header_line(out, "X", "a\r\nEvil: 1");
   EXPECT_EQ(out, "X: a  Evil: 1\r\n");
+}
+
+TEST(HeaderLine, SeesEveryControlCharacterAtEveryPlace) {
+  // Values are judged eight bytes at a time, the rest one by one.
+  for (size_t length = 1; length <= 20; ++length) {
+    for (size_t at = 0; at < length; ++at) {
+      for (int byte = 0; byte < 256; ++byte) {
+        std::string value(length, 'v');
+        value[at] = static_cast<char>(byte);
+        const bool control = byte < 0x20 || byte == 0x7f;
+        EXPECT_EQ(has_control(value), control) << byte << " at " << at << " of " << length;
+        // A line end would only end the line, and white space at the ends is trimmed.
+        if (byte == '\r' || byte == '\n') continue;
+        EXPECT_EQ(request("GET / HTTP/1.1\r\nHost: h\r\nX: " + value + "\r\n\r\n").ok(), !control || byte == '\t');
+        std::string out;
+        append_header_line(out, "Name", value);
+        std::string wanted = value;
+        if (control && byte != '\t') wanted[at] = ' ';
+        EXPECT_EQ(out, "Name: " + wanted + "\r\n");
+      }
+    }
+  }
+}
+
+TEST(HeaderNames, CompareWithoutCaseAndOnlyThat) {
+  EXPECT_TRUE(equals_ignore_case("Content-Length", "cONTENT-lENGTH"));
+  EXPECT_TRUE(equals_ignore_case("Transfer-Encoding", "Transfer-encodinG"));
+  EXPECT_TRUE(equals_ignore_case("", ""));
+  EXPECT_FALSE(equals_ignore_case("Content-Length", "Content-Lengti"));
+  EXPECT_FALSE(equals_ignore_case("Content-Length", "Xontent-Length"));
+  EXPECT_FALSE(equals_ignore_case("ab", "abc"));
+  // They differ in the bit that makes the case of letters, and are none.
+  EXPECT_FALSE(equals_ignore_case("@", "`"));
+  EXPECT_FALSE(equals_ignore_case("x[", "x{"));
 }
 
 TEST(Endpoint, ParsesAndRefuses) {

@@ -1,6 +1,7 @@
 // The head parser: strict where peers have disagreed about where a message ends.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -34,18 +35,21 @@ bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x
 
 // Field values and reason phrases: no control characters but HTAB.
 bool is_field_text(std::string_view text) {
-  for (const char c : text) {
-    if (is_control(c) && c != '\t') return false;
-  }
-  return true;
+  if (!has_control(text)) return true;
+  return std::all_of(text.begin(), text.end(), [](char c) { return !is_control(c) || c == '\t'; });
 }
 
 bool is_target_text(std::string_view text) {
-  for (const char c : text) {
-    if (is_control(c) || c == ' ' || c == '#') return false;
-  }
-  return !text.empty();
+  if (text.empty() || has_control(text)) return false;
+  return text.find(' ') == std::string_view::npos && text.find('#') == std::string_view::npos;
 }
+
+constexpr std::array<bool, 256> not_for_hosts_table() {
+  std::array<bool, 256> table{};
+  for (const char c : {' ', '\t', '/', '?', '#', '@', ','}) table[static_cast<unsigned char>(c)] = true;
+  return table;
+}
+constexpr std::array<bool, 256> kNotForHosts = not_for_hosts_table();
 
 // Takes one line, without its CR LF, off the front. False where there is none.
 bool take_line(std::string_view& text, std::string_view& line) {
@@ -116,7 +120,8 @@ Status check_host(const RequestHead& head) {
     if (head.minor_version >= 1) return invalid("the Host header is missing");
     return {};
   }
-  if (head.headers.find("Host")->find_first_of(" \t/?#@,") != std::string::npos) {
+  const std::string& host = *head.headers.find("Host");
+  if (std::any_of(host.begin(), host.end(), [](char c) { return kNotForHosts[static_cast<unsigned char>(c)]; })) {
     return invalid("the Host header has a character that is not allowed");
   }
   return {};
@@ -159,6 +164,7 @@ Result<RequestHead> parse_request_head(std::string_view text, const HeadLimits& 
   if (!is_target_text(head.target)) return invalid("the request target has a character that is not allowed");
   if (Status headers = parse_headers(text, limits, head.headers); !headers) return std::move(headers).error();
   if (Status host = check_host(head); !host) return std::move(host).error();
+  if (head.target.starts_with('/') && head.method != "CONNECT") return head;
   if (Status target = normalise_target(head); !target) return std::move(target).error();
   // Once more: an absolute target has put its own authority there.
   if (Status host = check_host(head); !host) return std::move(host).error();

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,8 @@ class ResponseWriter {
   virtual Task<bool> write(std::string_view bytes) = 0;  // one chunk, on the wire before it returns
   // Bytes that are framed as chunks already (relay); they must begin and, at finish(), end on a chunk border.
   virtual Task<bool> write_framed(std::string_view bytes) = 0;
+  // As much of write_framed() as goes without waiting: its result, or nothing where what is now `bytes` is left.
+  virtual std::optional<bool> write_framed_now(std::string_view& bytes) = 0;
   virtual Task<bool> finish() = 0;         // the last chunk
   virtual Task<bool> finish_framed() = 0;  // the last chunk has been relayed by write_framed
   // Closes the connection without ending the body, so that the peer sees a cut and not a whole answer.

@@ -17,6 +17,7 @@ namespace kindred::net {
 class ReadBuffer {
  public:
   static constexpr size_t kFirstBytes = 4 * 1024;
+  static constexpr size_t kLittleBytes = 1024;
   static constexpr size_t kMostBytes = 64 * 1024;
 
   ReadBuffer() = default;
@@ -46,6 +47,15 @@ class ReadBuffer {
   void commit(size_t count) {
     end_ += count;
     was_filled_ = end_ == capacity_;
+  }
+
+  // For streams, whose pieces are small and which stay for long: the first memory is given back for less.
+  void expect_little() {
+    if (empty() && capacity_ == kFirstBytes && !was_filled_) {
+      bytes_.reset();
+      capacity_ = begin_ = end_ = 0;
+      grow(kLittleBytes);
+    }
   }
 
   void release_if_empty() {

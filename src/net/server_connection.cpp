@@ -68,7 +68,7 @@ Task<bool> ServerConnection::exchange() {
   if (got == Got::kAll) {
     begin_response(request.head);
     got = co_await pass_door(request);
-    if (got == Got::kAll) got = co_await read_body(request);
+    if (got == Got::kAll && !body_is_here(request)) got = co_await read_body(request);
   }
   wire_->clear_deadline();
   if (got == Got::kClosed) co_return false;
@@ -120,7 +120,8 @@ Task<ServerConnection::Got> ServerConnection::read_head(RequestHead& head) {
     }
     if (context_->stopping && !begun) co_return Got::kClosed;
     idle_ = !begun;
-    const SystemError error = co_await wire_->read(in_);
+    SystemError error;
+    co_await wire_->read(in_, error);
     idle_ = false;
     if (error) co_return begun ? read_failed("head") : Got::kClosed;
   }
@@ -162,6 +163,20 @@ Task<ServerConnection::Got> ServerConnection::pass_door(Request& request) {
   }
   keep_open_ = keep_open;
   co_return Got::kAll;
+}
+
+// Most requests come in one piece with their head.
+bool ServerConnection::body_is_here(Request& request) {
+  const auto framing = request_framing(request.head);
+  if (!framing || framing->kind != BodyFraming::Kind::kLength || framing->length_bytes > in_.size()) return false;
+  if (framing->length_bytes > context_->options.body_bytes || request.head.headers.find("Expect") != nullptr) {
+    return false;
+  }
+  const auto length = static_cast<size_t>(framing->length_bytes);
+  request.body.reserve(length + kBodyPadding);
+  request.body.assign(in_.data().substr(0, length));
+  in_.consume(length);
+  return true;
 }
 
 Task<ServerConnection::Got> ServerConnection::read_body(Request& request) {

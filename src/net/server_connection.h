@@ -54,6 +54,7 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   Task<bool> start(int status, Headers headers) override;
   Task<bool> write(std::string_view bytes) override;
   Task<bool> write_framed(std::string_view bytes) override;
+  std::optional<bool> write_framed_now(std::string_view& bytes) override;
   Task<bool> finish() override;
   Task<bool> finish_framed() override;
   void abort() override;
@@ -75,6 +76,7 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   Task<Got> read_head(RequestHead& head);
   Got take_head(size_t bytes, RequestHead& head);
   Task<Got> pass_door(Request& request);
+  bool body_is_here(Request& request);  // takes it, if so
   Task<Got> read_body(Request& request);
   Task<Got> read_sized(std::string& body, size_t length);
   Task<Got> read_chunked(std::string& body);

@@ -40,11 +40,17 @@ void ServerConnection::compose_head(int status, Headers& headers, std::optional<
   headers.erase("Transfer-Encoding");
 
   head_.clear();
-  fmt::format_to(std::back_inserter(head_), "HTTP/1.1 {} {}\r\n", status, reason_phrase(status));
+  head_ += "HTTP/1.1 ";
+  append_number(head_, static_cast<uint64_t>(status));
+  head_ += ' ';
+  head_ += reason_phrase(status);
+  head_ += "\r\n";
   for (const Header& header : headers) append_header_line(head_, header.name, header.value);
   if (!bodiless) {
     if (body_bytes) {
-      fmt::format_to(std::back_inserter(head_), "Content-Length: {}\r\n", *body_bytes);
+      head_ += "Content-Length: ";
+      append_number(head_, *body_bytes);
+      head_ += "\r\n";
     } else if (chunked()) {
       head_ += "Transfer-Encoding: chunked\r\n";
     }
@@ -96,7 +102,9 @@ Task<bool> ServerConnection::send(int status, Headers headers, std::string_view 
   compose_head(status, headers, body.size());
   finished_ = true;
   std::array<asio::const_buffer, 2> parts = {asio::buffer(head_), asio::buffer(body_allowed_ ? body : "")};
-  co_return co_await put(parts);
+  std::span<asio::const_buffer> left = parts;
+  if (put_now(left)) co_return usable();
+  co_return co_await put(left);
 }
 
 Task<bool> ServerConnection::start(int status, Headers headers) {
@@ -122,13 +130,20 @@ Task<bool> ServerConnection::write(std::string_view bytes) {
   co_return co_await put(left);
 }
 
-Task<bool> ServerConnection::write_framed(std::string_view bytes) {
-  if (!in_order(started_ && !finished_ && chunked(), "write_framed")) co_return false;
-  if (!body_allowed_) co_return usable();
+std::optional<bool> ServerConnection::write_framed_now(std::string_view& bytes) {
+  if (!in_order(started_ && !finished_ && chunked(), "write_framed")) return false;
+  if (!body_allowed_) return usable();
   std::array<asio::const_buffer, 1> parts = {asio::buffer(bytes)};
   std::span<asio::const_buffer> left = parts;
-  if (put_now(left)) co_return usable();
-  co_return co_await put(left);
+  if (put_now(left)) return usable();
+  bytes = {static_cast<const char*>(left.front().data()), left.front().size()};
+  return std::nullopt;
+}
+
+Task<bool> ServerConnection::write_framed(std::string_view bytes) {
+  if (const std::optional<bool> now = write_framed_now(bytes)) co_return *now;
+  std::array<asio::const_buffer, 1> parts = {asio::buffer(bytes)};
+  co_return co_await put(parts);
 }
 
 Task<bool> ServerConnection::finish() {

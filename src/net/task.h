@@ -7,7 +7,7 @@
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/deferred.hpp>
 #include <functional>
 #include <list>
 #include <memory>
@@ -19,8 +19,9 @@ namespace asio = boost::asio;
 template <class T = void>
 using Task = asio::awaitable<T>;
 
-// co_await op(..., kNoThrow) gives a tuple (error_code, results...).
-inline constexpr auto kNoThrow = asio::as_tuple(asio::use_awaitable);
+// co_await op(..., kNoThrow) gives a tuple (error_code, results...). Deferred, since use_awaitable would make one
+// more coroutine of each operation.
+inline constexpr auto kNoThrow = asio::as_tuple(asio::deferred);
 
 // Cancellation of one request. Confined to the thread of one io_context.
 class CancelToken;

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "net/tls.h"
 
@@ -91,20 +92,25 @@ SystemError Wire::unusable() const {
 }
 
 Task<SystemError> Wire::read(ReadBuffer& into) {
-  SystemError fault = unusable();
-  if (fault) co_return fault;
+  SystemError error;
+  co_await read(into, error);
+  co_return error;
+}
+
+Task<void> Wire::read(ReadBuffer& into, SystemError& error) {
+  error = unusable();
+  if (error) co_return;
   const std::span<char> room = into.prepare();
+  size_t got = 0;
   if (tls_) {
-    size_t got = 0;
-    fault = co_await read_tls(room, got);
+    error = co_await read_tls(room, got);
     into.commit(got);
-    co_return fault;
+    co_return;
   }
-  auto [error, count] = co_await socket_.async_read_some(asio::buffer(room.data(), room.size()), kNoThrow);
-  into.commit(count);
-  if (!error) co_return error;
-  fault = unusable();
-  co_return fault ? fault : error;
+  std::tie(error, got) = co_await socket_.async_read_some(asio::buffer(room.data(), room.size()), kNoThrow);
+  into.commit(got);
+  if (!error) co_return;
+  if (const SystemError fault = unusable()) error = fault;
 }
 
 Task<SystemError> Wire::read(std::span<char> into, size_t& count) {
@@ -181,7 +187,9 @@ SystemError Wire::write_now(std::span<asio::const_buffer>& buffers) {
     if (buffers.empty()) return {};
     SystemError error;
     // Asio passes MSG_NOSIGNAL, so a peer that is gone is an error and no SIGPIPE.
-    size_t count = socket_.write_some(buffers, error);
+    // The general form gathers into an array first.
+    size_t count =
+        buffers.size() == 1 ? socket_.write_some(buffers.front(), error) : socket_.write_some(buffers, error);
     if (error == asio::error::interrupted) continue;
     if (error) return error;
     while (count > 0) {

@@ -62,6 +62,7 @@ class Wire final : public std::enable_shared_from_this<Wire> {
 
   // Reads some bytes. End of file is an error here.
   Task<SystemError> read(ReadBuffer& into);
+  Task<void> read(ReadBuffer& into, SystemError& error);  // the same; `error` must live until its end
   Task<SystemError> read(std::span<char> into, size_t& count);
 
   // Without waiting: error would_block where nothing, or not all, could be done now. Reading 0 bytes without an

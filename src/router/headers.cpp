@@ -24,16 +24,10 @@ bool is_private(std::string_view name) {
          net::equals_ignore_case(name.substr(0, kPrivatePrefix.size()), kPrivatePrefix);
 }
 
-net::Headers crossing(const net::Headers& headers, std::string_view request_id) {
-  net::Headers out;
-  for (const net::Header& header : headers) {
-    const bool framing = std::any_of(kFraming.begin(), kFraming.end(),
-                                     [&](std::string_view name) { return net::equals_ignore_case(name, header.name); });
-    if (framing || is_private(header.name) || net::is_hop_by_hop(headers, header.name)) continue;
-    out.add(header.name, header.value);
-  }
-  out.add(kRequestIdHeader, request_id);
-  return out;
+bool stays_behind(const net::Headers& headers, std::string_view name) {
+  const bool framing = std::any_of(kFraming.begin(), kFraming.end(),
+                                   [&](std::string_view other) { return net::equals_ignore_case(other, name); });
+  return framing || is_private(name) || net::is_hop_by_hop(headers, name);
 }
 
 }  // namespace
@@ -54,11 +48,22 @@ bool is_sane_request_id(std::string_view id) {
 }
 
 net::Headers to_worker(const net::Headers& from_client, std::string_view request_id) {
-  return crossing(from_client, request_id);
+  net::Headers out;
+  for (const net::Header& header : from_client) {
+    if (!stays_behind(from_client, header.name)) out.add(header.name, header.value);
+  }
+  out.add(kRequestIdHeader, request_id);
+  return out;
 }
 
-net::Headers to_client(const net::Headers& from_worker, std::string_view request_id) {
-  return crossing(from_worker, request_id);
+net::Headers to_client(net::Headers from_worker, std::string_view request_id) {
+  net::Headers connection;  // names others that stay behind, and goes itself
+  for (const net::Header& header : from_worker) {
+    if (net::equals_ignore_case(header.name, "Connection")) connection.add(header.name, header.value);
+  }
+  from_worker.erase_if([&](const net::Header& header) { return stays_behind(connection, header.name); });
+  from_worker.add(kRequestIdHeader, request_id);
+  return from_worker;
 }
 
 }  // namespace kindred::router

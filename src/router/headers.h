@@ -29,6 +29,6 @@ bool is_sane_request_id(std::string_view id);
 net::Headers to_worker(const net::Headers& from_client, std::string_view request_id);
 
 // A worker's headers as the client gets them, with the same exceptions.
-net::Headers to_client(const net::Headers& from_worker, std::string_view request_id);
+net::Headers to_client(net::Headers from_worker, std::string_view request_id);
 
 }  // namespace kindred::router

@@ -69,7 +69,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const auto choice = fleet::choose_prefill(core_->fleet, *exchange_.settings->prefill_policy, ask);
   if (!choice) return std::nullopt;
   prefill_reason_ = choice->decision.reason;
-  exchange_.notes.prefill_worker = core_->endpoint(choice->worker).url();
+  if (exchange_.notes.watched) exchange_.notes.prefill_worker = core_->endpoint(choice->worker).url();
   core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
   sent_to(*core_, exchange_, choice->worker, /*computes=*/true);
   return choice->worker;
@@ -77,7 +77,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
 
 net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
   ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
-  span.set("server.address", core_->endpoint(worker).text());
+  if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
   net::RequestHead head = worker_head(exchange_);
   head.headers.set("X-Kindred-Leg", "prefill");
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
@@ -236,15 +236,17 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
     out.band_size = decision.candidates.size();
     core_->metrics.band_size.observe(static_cast<double>(decision.candidates.size()));
   }
-  exchange_.notes.decode_worker = core_->endpoint(out.decode_worker).url();
-  exchange_.notes.policy = out.policy;
-  exchange_.notes.reason = out.reason;
+  if (exchange_.notes.watched) {
+    exchange_.notes.decode_worker = core_->endpoint(out.decode_worker).url();
+    exchange_.notes.policy = out.policy;
+    exchange_.notes.reason = out.reason;
+  }
   core_->decisions.add(std::move(out));
 }
 
 net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_restart) {
   ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
-  span.set("server.address", core_->endpoint(worker).text());
+  if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
   if (handoff_.empty()) handoff_ = reply_->handoff(core_->endpoint(prefill_worker_).url());
   net::RequestHead head = worker_head(exchange_);
   head.headers.set("X-Kindred-Leg", "decode");
@@ -325,7 +327,7 @@ net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet
   core_->worker_completed(worker);
   lease_->release();
   if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
-  co_await exchange_.relay(200, to_client(response.head().headers, exchange_.id), *std::move(body));
+  co_await exchange_.relay(200, to_client(response.take_headers(), exchange_.id), *std::move(body));
   co_return Step::kDone;
 }
 

@@ -12,8 +12,9 @@ PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, Role role)
     : core_(std::move(core)), exchange_(exchange), role_(role) {}
 
 net::Task<void> PlainFlow::run() {
-  LegFailure failure = {.error = no_worker(fmt::format("no worker that serves '{}' is up", exchange_.model))};
+  std::optional<LegFailure> failure;
   WholeLeg leg(core_, exchange_, "the worker", "worker");
+  leg.forget_body_in_streams();
   for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     const std::optional<fleet::WorkerId> worker = choose();
     if (!worker) break;
@@ -25,7 +26,8 @@ net::Task<void> PlainFlow::run() {
     if (done) co_return;
     failure = std::move(leg.failure());
   }
-  co_await exchange_.fail(std::move(failure));
+  if (!failure) failure.emplace().error = no_worker(fmt::format("no worker that serves '{}' is up", exchange_.model));
+  co_await exchange_.fail(*std::move(failure));
 }
 
 std::optional<fleet::WorkerId> PlainFlow::choose() {
@@ -51,9 +53,11 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
   out.decision_s = seconds_between(begun, core_->clock.now());
   core_->metrics.decode_decision_s.observe(out.decision_s);
   core_->metrics.fell_back(decision->fallback);
-  exchange_.notes.decode_worker = core_->endpoint(out.decode_worker).url();
-  exchange_.notes.policy = out.policy;
-  exchange_.notes.reason = out.reason;
+  if (exchange_.notes.watched) {
+    exchange_.notes.decode_worker = core_->endpoint(out.decode_worker).url();
+    exchange_.notes.policy = out.policy;
+    exchange_.notes.reason = out.reason;
+  }
   core_->decisions.add(std::move(out));
   return snapshot.ids[decision->worker];
 }

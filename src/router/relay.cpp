@@ -8,15 +8,26 @@ constexpr uint64_t kMaxFillBytes = 64 * 1024;
 
 }  // namespace
 
-net::Task<Result<Piece>> RelaySource::next() {
+std::optional<Result<Piece>> RelaySource::now() {
   if (framed_) {
-    Result<net::ClientResponse::Framed> got = co_await from_.read_framed();
-    if (!got) co_return std::move(got).error();
-    co_return Piece{.bytes = got->wire, .framed = true, .end = got->end};
+    std::optional<Result<net::ClientResponse::Framed>> got = from_.framed_now();
+    if (!got) return std::nullopt;
+    if (!*got) return std::move(*got).error();
+    return Piece{.bytes = (*got)->wire, .framed = true, .end = (*got)->end};
   }
-  Result<std::string_view> got = co_await from_.read_some();
-  if (!got) co_return std::move(got).error();
-  co_return Piece{.bytes = *got, .framed = false, .end = got->empty()};
+  std::optional<Result<std::string_view>> got = from_.some_now();
+  if (!got) return std::nullopt;
+  if (!*got) return std::move(*got).error();
+  return Piece{.bytes = **got, .framed = false, .end = (*got)->empty()};
+}
+
+net::Task<Result<Piece>> RelaySource::next() {
+  std::optional<Result<Piece>> piece = now();
+  while (!piece) {
+    co_await more();
+    piece = now();
+  }
+  co_return *std::move(piece);
 }
 
 void StreamMeter::feed(const Piece& piece) {
@@ -75,7 +86,9 @@ net::Task<RelayResult> relay_stream(RelaySource& source, Piece first, net::Respo
     meter.feed(piece);
     bool taken = true;
     if (!piece.bytes.empty()) {
-      if (piece.framed) taken = co_await writer.write_framed(piece.bytes);
+      const std::optional<bool> now = piece.framed ? writer.write_framed_now(piece.bytes) : std::nullopt;
+      if (now) taken = *now;
+      else if (piece.framed) taken = co_await writer.write_framed(piece.bytes);
       else taken = co_await writer.write(piece.bytes);
     }
     if (taken && piece.end) {
@@ -90,12 +103,16 @@ net::Task<RelayResult> relay_stream(RelaySource& source, Piece first, net::Respo
       co_return RelayResult{.end = taken ? RelayEnd::kComplete : RelayEnd::kClientGone};
     }
     if (!taken) co_return RelayResult{.end = RelayEnd::kClientGone};
-    Result<Piece> next = co_await source.next();
-    if (!next) {
-      const bool gone = next.error().code == ErrorCode::kCancelled;
-      co_return RelayResult{gone ? RelayEnd::kClientGone : RelayEnd::kCut, std::move(next).error()};
+    std::optional<Result<Piece>> next = source.now();
+    while (!next) {
+      co_await source.more();
+      next = source.now();
     }
-    piece = *next;
+    if (!*next) {
+      const bool gone = next->error().code == ErrorCode::kCancelled;
+      co_return RelayResult{gone ? RelayEnd::kClientGone : RelayEnd::kCut, std::move(*next).error()};
+    }
+    piece = **next;
   }
 }
 

@@ -36,6 +36,10 @@ class RelaySource {
         needs_done_(ends_with_done && !from.chunked() && from.head().headers.find("Content-Length") == nullptr) {}
 
   net::Task<Result<Piece>> next();
+  // The same in two halves, so that a piece needs no coroutine of its own: what is here already, or nothing; then
+  // more() waits for it.
+  std::optional<Result<Piece>> now();
+  net::Task<void> more() { return from_.more(); }
   // Nothing but `[DONE]` tells the end of this body from a worker's death.
   bool needs_done() const { return needs_done_; }
 

@@ -5,15 +5,22 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/asio/execution/context.hpp>
+#include <boost/asio/execution_context.hpp>
+#include <boost/asio/query.hpp>
 
 namespace kindred::router {
 namespace {
 
+namespace asio = boost::asio;
 namespace ondemand = simdjson::ondemand;
 using simdjson::error_code;
 
 // Deeper than any schema in use; simdjson itself would go to 1024.
 constexpr size_t kMaxDepth = 128;
+
+// Of a body after which the parser's memory is kept: five times as much.
+constexpr size_t kMostKeptBytes = 1024 * 1024;
 
 // On vLLM and SGLang these name a peer, a lease or a rank: a client that sets them can read another
 // request's KV or kill an engine.
@@ -214,6 +221,18 @@ class Scanner {
   unsigned seen_ = 0;
 };
 
+// How a context owns one; Asio finds it by its type.
+class ScannerService final : public asio::execution_context::service {
+ public:
+  using key_type = ScannerService;
+  explicit ScannerService(asio::execution_context& context) : asio::execution_context::service(context) {}
+
+  RequestScanner scanner;
+
+ private:
+  void shutdown() override {}
+};
+
 }  // namespace
 
 bool is_forbidden_field(std::string_view name) {
@@ -222,8 +241,25 @@ bool is_forbidden_field(std::string_view name) {
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-Result<RequestScan> scan_request(std::string_view body, size_t capacity_bytes) {
+struct RequestScanner::Impl {
   ondemand::parser parser;
+};
+
+RequestScanner::RequestScanner() : impl_(std::make_unique<Impl>()) {}
+RequestScanner::~RequestScanner() = default;
+
+RequestScanner& RequestScanner::of(const boost::asio::any_io_executor& executor) {
+  return asio::use_service<ScannerService>(asio::query(executor, asio::execution::context)).scanner;
+}
+
+Result<RequestScan> scan_request(std::string_view body, size_t capacity_bytes) {
+  return RequestScanner().scan(body, capacity_bytes);
+}
+
+Result<RequestScan> RequestScanner::scan(std::string_view body, size_t capacity_bytes) {
+  // One huge body is no reason to hold as much for good.
+  if (impl_->parser.capacity() > kMostKeptBytes) impl_ = std::make_unique<Impl>();
+  ondemand::parser& parser = impl_->parser;
   simdjson::padded_string copy;
   if (capacity_bytes < body.size() + simdjson::SIMDJSON_PADDING) copy = simdjson::padded_string(body);
   const simdjson::padded_string_view padded =

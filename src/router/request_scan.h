@@ -1,10 +1,12 @@
 // Finds the few fields of a request body that routing needs. The body's bytes are never changed:
 // workers get them as the client sent them.
 //
-// Thread-safety: pure function.
+// Thread-safety: scan_request() is a pure function; a RequestScanner serves one thread.
 #pragma once
 
+#include <boost/asio/any_io_executor.hpp>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +33,25 @@ struct RequestScan {
 // and the worker might act on different ones); nesting deeper than 128; and at top level, however its
 // name is spelled, any field with which a client could steer the transfer of KV between workers.
 Result<RequestScan> scan_request(std::string_view body, size_t capacity_bytes);
+
+// The same with memory that it keeps from one body to the next, as far as that is worth keeping: a parser's index
+// is several times the body.
+class RequestScanner {
+ public:
+  RequestScanner();
+  ~RequestScanner();
+  RequestScanner(const RequestScanner&) = delete;
+  RequestScanner& operator=(const RequestScanner&) = delete;
+
+  Result<RequestScan> scan(std::string_view body, size_t capacity_bytes);
+
+  // That of the executor's context, which lives as long as the context; to be used from its thread.
+  static RequestScanner& of(const boost::asio::any_io_executor& executor);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // Whether `name` is a field that only the router may set.
 bool is_forbidden_field(std::string_view name);

@@ -116,7 +116,8 @@ net::Task<void> serve(CorePtr core, Exchange& exchange) {
     co_return;
   }
   const std::string& body = exchange.request.body;
-  Result<RequestScan> scan = scan_request(body, body.capacity());
+  const auto executor = co_await net::asio::this_coro::executor;
+  Result<RequestScan> scan = RequestScanner::of(executor).scan(body, body.capacity());
   if (!scan) {
     ApiError error = api_error(scan.error());
     co_await exchange.fail(std::move(error));

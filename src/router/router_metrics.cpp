@@ -81,10 +81,17 @@ RouterMetrics::RouterMetrics()
 }
 
 void RouterMetrics::request_done(Outcome outcome, int status) {
-  registry_
-      .counter("kindred_router_requests_total", "Requests by how they ended for the client.",
-               {{"outcome", std::string(to_string(outcome))}, {"status", fmt::format("{}", status)}})
-      .add();
+  const auto row = static_cast<size_t>(outcome);
+  const size_t column = static_cast<size_t>(status) - kLeastStatus;  // below it: far too large
+  std::atomic<Counter*>* known = row < kOutcomes && column < kStatuses ? &done_[row][column] : nullptr;
+  Counter* counter = known != nullptr ? known->load(std::memory_order_acquire) : nullptr;
+  if (counter == nullptr) {
+    // Two threads may both come here: the registry gives them the same.
+    counter = &registry_.counter("kindred_router_requests_total", "Requests by how they ended for the client.",
+                                 {{"outcome", std::string(to_string(outcome))}, {"status", fmt::format("{}", status)}});
+    if (known != nullptr) known->store(counter, std::memory_order_release);
+  }
+  counter->add();
 }
 
 void RouterMetrics::retried(std::string_view leg) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <string>
 #include <string_view>
 
@@ -42,6 +43,9 @@ class RouterMetrics {
  private:
   Registry registry_;  // first: the references below are into it
   std::array<Counter*, policy::kFallbackReasons> fallbacks_{};
+  // Of request_done(), once they exist: [outcome][status - kLeastStatus].
+  static constexpr size_t kOutcomes = 6, kLeastStatus = 100, kStatuses = 500;
+  std::array<std::array<std::atomic<Counter*>, kStatuses>, kOutcomes> done_{};
 
  public:
   Histogram& ttft_s;

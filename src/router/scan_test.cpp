@@ -166,6 +166,26 @@ constexpr const char* kReply =
     R"("first":"data: {\"x\":\"é\\n\"}\n\n","usage":{"prompt_tokens":12,"cached_tokens":3,"completion_tokens":1},)"
     R"("n":2,"max_tokens":5,"fingerprint":"f\"0","expert_counts":{"v":1},"lease":{"id":"l1","bytes":7},"new":[{}]})";
 
+TEST(RequestScan, AScannerKeepsNothingOfTheBodyBefore) {
+  RequestScanner scanner;
+  // Beyond what it keeps memory for, then small, wrong, and right again.
+  const std::string big = R"({"model":"big","stream":true,"n":2,"prompt":")" + std::string(2'000'000, 'x') + "\"}";
+  for (int round = 0; round < 2; ++round) {
+    const auto first = scanner.scan(big, big.size());
+    ASSERT_TRUE(first.ok()) << first.error().message;
+    EXPECT_EQ(first->model, "big");
+    EXPECT_EQ(first->prompt.size(), 2'000'002U);
+    EXPECT_FALSE(scanner.scan(R"({"model":)", 9).ok());
+    const std::string small = R"({"prompt":"p"})";
+    const auto second = scanner.scan(small, small.size());
+    ASSERT_TRUE(second.ok()) << second.error().message;
+    EXPECT_EQ(second->model, std::nullopt);
+    EXPECT_FALSE(second->stream);
+    EXPECT_EQ(second->n, 1U);
+    EXPECT_EQ(second->prompt, "\"p\"");
+  }
+}
+
 TEST(PrefillReply, KeepsRawSpans) {
   auto parsed = PrefillReply::parse(kReply);
   ASSERT_TRUE(parsed.ok()) << parsed.error().message;

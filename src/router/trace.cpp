@@ -1,7 +1,5 @@
 #include "router/trace.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "base/bytes.h"
@@ -55,14 +53,18 @@ RequestTrace::RequestTrace(const net::Headers& headers, TraceIds& ids, std::opti
   }
   begun_here_ = true;
   const uint64_t high = ids.next(), low = ids.next();
-  trace_id_ = hex64(high) + hex64(low);
+  trace_id_.reserve(32);
+  trace_id_.append(hex64(high)).append(hex64(low));
   outside_ = hex64(ids.next());
   sampled_ = recorded_ = export_share.has_value() && TraceIds::sampled(low, *export_share);
 }
 
 std::string RequestTrace::traceparent() const {
   const std::string& span = open_.empty() ? outside_ : spans_[open_.back()].id;
-  return fmt::format("00-{}-{}-{}", trace_id_, span, sampled_ ? "01" : "00");
+  std::string out;
+  out.reserve(55);
+  out.append("00-").append(trace_id_).append("-").append(span).append(sampled_ ? "-01" : "-00");
+  return out;
 }
 
 std::optional<size_t> RequestTrace::open(std::string_view name, Span::Kind kind, MonotonicTime now) {

@@ -101,6 +101,8 @@ class ScopedSpan {
   void set(std::string_view name, SpanValue value) {
     if (handle_) trace_->span(*handle_).attributes.emplace_back(name, std::move(value));
   }
+  // For values that take work to make: nobody may be looking.
+  bool recorded() const { return handle_.has_value(); }
   void failed() {
     if (handle_) trace_->span(*handle_).failed = true;
   }

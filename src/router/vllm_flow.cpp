@@ -73,7 +73,7 @@ net::Task<VllmFlow::Step> VllmFlow::prefill() {
 
 net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
   ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
-  span.set("server.address", core_->endpoint(worker).text());
+  if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
   const Result<std::string> body = vllm_prefill_body(exchange_.request.body);
   if (!body) {
     ApiError error = api_error(body.error());

@@ -10,8 +10,8 @@ namespace kindred::router {
 net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
                               net::CancelToken cancel) {
   ScopedSpan span(exchange_.trace, core_->clock, span_, Span::Kind::kClient);
-  span.set("server.address", core_->endpoint(worker).text());
-  if (exchange_.trace) head.headers.set("traceparent", exchange_.trace->traceparent());
+  if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
+  if (span.recorded()) head.headers.set("traceparent", exchange_.trace->traceparent());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
   const RouterOptions& options = exchange_.options();
@@ -36,10 +36,14 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
   RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
-  const bool started = co_await exchange_.start_stream(to_client(response.head().headers, exchange_.id));
+  const bool started = co_await exchange_.start_stream(to_client(response.take_headers(), exchange_.id));
   if (!started) {
     exchange_.cancelled();
     co_return true;
+  }
+  if (forgets_body_) {
+    exchange_.scan.prompt = {};
+    exchange_.request.body = std::string();
   }
   RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
@@ -60,10 +64,10 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
 net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
   Result<std::string> body = co_await response.read_all(exchange_.options().answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
-  const net::ResponseHead& got = response.head();
-  if (got.status < 500) core_->worker_completed(worker);
+  const int status = response.head().status;
+  if (status < 500) core_->worker_completed(worker);
   if (exchange_.notes.watched) exchange_.notes.usage = usage_in(*body);
-  co_await exchange_.relay(got.status, to_client(got.headers, exchange_.id), *std::move(body));
+  co_await exchange_.relay(status, to_client(response.take_headers(), exchange_.id), *std::move(body));
   co_return true;
 }
 

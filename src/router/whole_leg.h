@@ -20,6 +20,9 @@ class WholeLeg {
   // call.
   net::Task<bool> run(fleet::WorkerId worker, net::RequestHead head, std::string_view body, net::CancelToken cancel);
 
+  // Once a stream has begun nobody needs the request's body: a stream may last for minutes, with thousands beside it.
+  void forget_body_in_streams() { forgets_body_ = true; }
+
   LegFailure& failure() { return failure_; }
 
  private:
@@ -30,6 +33,7 @@ class WholeLeg {
   CorePtr core_;
   Exchange& exchange_;
   std::string_view who_, span_;
+  bool forgets_body_ = false;
   LegFailure failure_;
 };
 
