@@ -71,7 +71,10 @@ Result<std::vector<WorkersPart>> parse_workers(const std::string& text, const st
       part.profile = text.substr(at + 1, comma - at - 1);
       at = comma;
     }
-    if (at < text.size() && text[at] == ',' && ++at == text.size()) return wrong();
+    if (at < text.size() && text[at] == ',') {
+      ++at;
+      if (at == text.size()) return wrong();
+    }
     if (part.count == 0 || part.profile.empty()) return wrong();
     out.push_back(std::move(part));
   }
