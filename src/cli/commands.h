@@ -19,5 +19,6 @@ int run_bench(Args args);
 
 // Of `kindred simulate`.
 int run_simulate_profile(Args args);
+int run_simulate_serve(Args args);  // with --serve
 
 }  // namespace kindred::cli
