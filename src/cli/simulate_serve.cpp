@@ -27,7 +27,7 @@ struct ServeArguments {
   SimulateOptions simulate;  // of which only some have flags here
   bool serve = false;
   std::string dialect = "kindred", host = "127.0.0.1", model = "simulated", faults, cohorts_output;
-  int64_t port = 8200, kv_events_port = 0, context_tokens = 32'768, output_tokens = 128, lease_ttl_ms = 30'000;
+  int64_t port = 8200, kv_events_port = -1, context_tokens = 32'768, output_tokens = 128, lease_ttl_ms = 30'000;
 };
 
 ConfigSchema serve_schema(ServeArguments& o) {
@@ -41,6 +41,8 @@ ConfigSchema serve_schema(ServeArguments& o) {
   schema.choice("dialect", &o.dialect, {"kindred", "vllm", "sglang", "openai"}, "whose workers they pretend to be");
   schema.text("host", &o.host, "address to listen on");
   schema.integer("port", &o.port, 0, 65535, "of the first worker, the others follow; 0 takes free ones");
+  schema.integer("kv_events_port", &o.kv_events_port, -1, 65535,
+                 "publish KV events from this port on, two ports a worker; 0 takes free ones, -1: none");
   schema.text("model", &o.model, "the model's name for clients");
   schema.text("faults", &o.faults, "YAML or JSON list of what befalls workers, and when (docs/simulator-live.md)");
   schema.text("cohorts_output", &o.cohorts_output, "write a cohort file for the router's locality policies here");
@@ -82,7 +84,7 @@ Result<live::LiveOptions> live_options(const ServeArguments& o, const SimulateSe
   out.dialect = *fleet::parse_dialect(o.dialect);  // a choice of the schema
   out.host = o.host;
   out.port = static_cast<uint16_t>(o.port);
-  out.kv_events_port = static_cast<uint16_t>(o.kv_events_port);
+  if (o.kv_events_port >= 0) out.kv_events_port = static_cast<uint16_t>(o.kv_events_port);
   out.model = out.fingerprint = o.model;
   out.version = KINDRED_VERSION;
   out.seed = static_cast<uint64_t>(o.simulate.seed);
@@ -131,14 +133,19 @@ Status write_cohorts(const ServeArguments& o, std::span<const sim::CalibrationRe
   return fitted->model->save(o.cohorts_output);
 }
 
-void print_fleet(const ServeArguments& o, std::span<const Role> roles, std::span<const uint16_t> ports) {
+void print_fleet(const ServeArguments& o, std::span<const Role> roles, const live::LiveFleet& fleet) {
+  const std::span<const uint16_t> ports = fleet.ports();
   std::string command = "kindred router";
   for (size_t i = 0; i < ports.size(); ++i) {
     const std::string url = net::Endpoint{o.host, ports[i]}.url();
     fmt::print("kindred simulate: worker {} ({}, {}) on {}\n", i, to_string(roles[i]), o.dialect, url);
     command += fmt::format(" --{} {}", roles[i] == Role::kBoth ? "worker" : to_string(roles[i]), url);
+    const std::string events = fleet.kv_events(static_cast<uint32_t>(i));
+    if (!events.empty()) command += fmt::format(" --kv-events {}={}", url, events);
   }
-  if (!o.cohorts_output.empty()) command += fmt::format(" --decode-policy locality-band --cohorts {}", o.cohorts_output);
+  if (o.kv_events_port >= 0) command += " --prefill-policy kv-aware";
+  if (!o.cohorts_output.empty())
+    command += fmt::format(" --decode-policy locality-band --cohorts {}", o.cohorts_output);
   fmt::print("ready; a router for them:\n  {}\n", command);
   std::fflush(stdout);
 }
@@ -164,7 +171,7 @@ int serve_fleet(const ServeArguments& o, live::LiveOptions options, std::unique_
     });
     net::asio::co_spawn(context, end_fleet(**fleet, context), net::asio::detached);
   });
-  print_fleet(o, roles, (*fleet)->ports());
+  print_fleet(o, roles, **fleet);
   context.run();
   return 0;
 }

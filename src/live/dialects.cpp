@@ -105,7 +105,7 @@ net::Task<void> LiveWorker::kindred_decode(Call& call, std::string handoff) {
     other.status = 409;
     other.code = "fingerprint_mismatch";
     other.message = fmt::format("this worker serves the model with fingerprint '{}'", site_->options.fingerprint);
-    co_return co_await fail(call.writer, std::move(other));
+    co_return co_await fail(call.writer, other);
   }
   const Json state = root.value("state", Json()), lease = root.value("lease", Json());
   if (text_of(lease, "id").empty()) co_return co_await fail(call.writer, handoff_invalid("lease"));
@@ -117,7 +117,7 @@ net::Task<void> LiveWorker::kindred_decode(Call& call, std::string handoff) {
     stranger.status = 403;
     stranger.code = "peer_not_configured";
     stranger.message = fmt::format("'{}' is no worker of this fleet", text_of(root, "from"));
-    co_return co_await fail(call.writer, std::move(stranger));
+    co_return co_await fail(call.writer, stranger);
   }
   AnswerMeta meta = call.renderer.meta();
   meta.id = text_of(state, "id");
@@ -125,7 +125,8 @@ net::Task<void> LiveWorker::kindred_decode(Call& call, std::string handoff) {
   if (created != state.end() && created->is_number_integer()) meta.created = created->get<int64_t>();
   Call going_on(std::move(call.request), std::move(meta), call.http, call.writer);
   going_on.experts = std::move(call.experts);
-  if (going_on.request.output_tokens < 2) co_return co_await fail(call.writer, handoff_invalid("nothing is left to do"));
+  if (going_on.request.output_tokens < 2)
+    co_return co_await fail(call.writer, handoff_invalid("nothing is left to do"));
   TicketPtr ticket;
   const bool fetched = co_await fetch(going_on, ticket, text_of(lease, "id"), /*generated=*/1);
   if (fetched) co_await answer(going_on, ticket, /*shown=*/1);
@@ -161,10 +162,11 @@ net::Task<void> LiveWorker::vllm_prefill(Call& call) {
 net::Task<void> LiveWorker::vllm_decode(Call& call) {
   std::string lease = text_of(call.request.transfer, "remote_request_id");
   if (lease.empty()) {
-    ApiFailure missing = api_failure(invalid("'kv_transfer_params.remote_request_id' is missing: it is in what the "
-                                             "prefill worker answered",
-                                             "kv_transfer_params"));
-    co_return co_await fail(call.writer, std::move(missing));
+    ApiFailure missing =
+        api_failure(invalid("'kv_transfer_params.remote_request_id' is missing: it is in what the "
+                            "prefill worker answered",
+                            "kv_transfer_params"));
+    co_return co_await fail(call.writer, missing);
   }
   TicketPtr ticket;
   const bool fetched = co_await fetch(call, ticket, lease, /*generated=*/0);
@@ -177,7 +179,7 @@ net::Task<void> LiveWorker::vllm_decode(Call& call) {
 net::Task<void> LiveWorker::sglang_prefill(Call& call) {
   if (!call.request.room) {
     ApiFailure missing = api_failure(invalid("'bootstrap_room' is required by a prefill worker", "bootstrap_room"));
-    co_return co_await fail(call.writer, std::move(missing));
+    co_return co_await fail(call.writer, missing);
   }
   const auto room = site_->rooms.enter(*call.request.room, executor_);
   const Leave leave(room);
@@ -209,7 +211,7 @@ net::Task<void> LiveWorker::sglang_prefill(Call& call) {
 net::Task<void> LiveWorker::sglang_decode(Call& call) {
   if (!call.request.room) {
     ApiFailure missing = api_failure(invalid("'bootstrap_room' is required by a decode worker", "bootstrap_room"));
-    co_return co_await fail(call.writer, std::move(missing));
+    co_return co_await fail(call.writer, missing);
   }
   const auto room = site_->rooms.enter(*call.request.room, executor_);
   const Leave leave(room);

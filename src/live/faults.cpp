@@ -80,7 +80,8 @@ class ScriptReader {
     } else if (name == "worker") {
       seen_.worker = true;
       if (!within(0, static_cast<double>(workers_ - 1))) return;
-      if (*value != std::floor(*value)) return wrong(node, name, fmt::format("got '{}', accepted: whole numbers", *value));
+      if (*value != std::floor(*value))
+        return wrong(node, name, fmt::format("got '{}', accepted: whole numbers", *value));
       fault.worker = static_cast<uint32_t>(*value);
     } else {
       wrong(node, name, "is not a field; accepted: at_s, worker, kind, for_s, factor");

@@ -6,9 +6,10 @@ namespace kindred::live {
 namespace {
 
 TEST(FaultScript, ReadsYamlAndJson) {
-  const auto yaml = parse_faults("- {at_s: 2.5, worker: 1, kind: kill, for_s: 3}\n- at_s: 0\n  worker: 0\n"
-                                 "  kind: slow\n  factor: 4\n",
-                                 2);
+  const auto yaml = parse_faults(
+      "- {at_s: 2.5, worker: 1, kind: kill, for_s: 3}\n- at_s: 0\n  worker: 0\n"
+      "  kind: slow\n  factor: 4\n",
+      2);
   ASSERT_TRUE(yaml.ok()) << yaml.error().message;
   ASSERT_EQ(yaml->size(), 2U);
   EXPECT_EQ((*yaml)[0].kind, FaultKind::kKill);

@@ -6,6 +6,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <tuple>
 
 #include "base/log.h"
 #include "live/faults.h"
@@ -22,10 +23,12 @@ Status check_options(const LiveOptions& options) {
     return invalid("dialect: accepted: kindred, vllm, sglang, openai", "dialect");
   }
   const size_t count = options.workers.size();
-  for (const auto& [name, first] : {std::pair{"port", options.port}, std::pair{"kv_events_port", options.kv_events_port}}) {
-    if (first != 0 && first + count - 1 > UINT16_MAX) {
+  const uint16_t events = options.kv_events_port.value_or(0);
+  for (const auto& [name, first, ports] :
+       {std::tuple{"port", options.port, count}, {"kv_events_port", events, 2 * count}}) {
+    if (first != 0 && first + ports - 1 > UINT16_MAX) {
       return invalid(fmt::format("{}: {} workers need ports {} to {}, and 65535 is the last", name, count, first,
-                                 first + count - 1),
+                                 first + ports - 1),
                      name);
     }
   }
@@ -55,6 +58,9 @@ struct LiveFleet::Impl : std::enable_shared_from_this<LiveFleet::Impl> {
       co_await self->housekeeping.async_wait(net::kNoThrow);
       self->site->leases.expire();
       self->site->rooms.sweep();
+      for (const auto& worker : self->workers) {
+        if (worker->publisher() != nullptr) worker->publisher()->serve_replay();
+      }
     }
   }
 
@@ -78,9 +84,7 @@ struct LiveFleet::Impl : std::enable_shared_from_this<LiveFleet::Impl> {
     self->log.info("worker {}: {}", fault.worker, to_string(fault.kind));
     switch (fault.kind) {
       case FaultKind::kKill: co_await worker->kill(); break;
-      case FaultKind::kRestart:
-        co_await worker->kill();
-        co_return self->undo(*worker);
+      case FaultKind::kRestart: co_await worker->kill(); co_return self->undo(*worker);
       case FaultKind::kStall: worker->loop().stall(true); break;
       case FaultKind::kSlow: worker->loop().slow(fault.factor); break;
       case FaultKind::kReset: worker->loop().cut_all(); co_return Status();
@@ -92,8 +96,8 @@ struct LiveFleet::Impl : std::enable_shared_from_this<LiveFleet::Impl> {
 
   static net::Task<void> undo_later(std::shared_ptr<Impl> self, Fault fault) {
     const auto timer = std::make_shared<net::asio::steady_timer>(
-        self->executor, std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                            std::chrono::duration<double>(fault.for_s)));
+        self->executor,
+        std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(fault.for_s)));
     self->pending.push_back(timer);
     co_await timer->async_wait(net::kNoThrow);
     std::erase(self->pending, timer);
@@ -151,6 +155,11 @@ Result<std::unique_ptr<LiveFleet>> LiveFleet::make(net::asio::any_io_executor ex
 }
 
 std::span<const uint16_t> LiveFleet::ports() const { return impl_->site->ports; }
+
+std::string LiveFleet::kv_events(uint32_t worker) const {
+  const KvPublisher* const publisher = impl_->workers.at(worker)->publisher();
+  return publisher == nullptr ? std::string() : publisher->events_endpoint() + "," + publisher->replay_endpoint();
+}
 
 net::Task<Status> LiveFleet::apply(Fault fault) { return Impl::apply(impl_, fault); }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -26,6 +27,9 @@ class LiveFleet {
   ~LiveFleet();
 
   std::span<const uint16_t> ports() const;  // by worker
+  // "tcp://host:port,tcp://host:port" of its KV events and their replay, as the router's --kv-events takes them; empty:
+  // it publishes none.
+  std::string kv_events(uint32_t worker) const;
   // Now, whatever the script says; one with for_s is undone by itself. Error: kIo: a port is not free any more.
   net::Task<Status> apply(Fault fault);
   net::Task<void> drain(std::chrono::milliseconds deadline);

@@ -5,10 +5,15 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
+#include "base/bytes.h"
 #include "base/json.h"
+#include "fleet/kv_index.h"
 #include "net/chunked.h"
 #include "net/http_message.h"
 #include "net/testing.h"
+#include "net/zmq.h"
 #include "sim/cluster_testing.h"
 
 namespace kindred::live {
@@ -76,6 +81,8 @@ std::string words(const std::string& body) {
 
 class FleetTest : public ::testing::Test {
  protected:
+  std::optional<uint16_t> kv_events_;
+
   void start(fleet::Dialect dialect, std::vector<Role> roles, double step_s = 0.001,
              std::chrono::milliseconds ttl = 30s) {
     sim::LinearCost cost;
@@ -83,6 +90,7 @@ class FleetTest : public ::testing::Test {
     LiveOptions options;
     options.dialect = dialect;
     options.lease_ttl_ms = ttl;
+    options.kv_events_port = kv_events_;
     for (const Role role : roles) {
       WorkerSpec spec;
       spec.role = role;
@@ -346,6 +354,58 @@ TEST_F(FleetTest, WrongCountsDoNotAddUpForAsLongAsTheyLast) {
   EXPECT_FALSE(counts_ok());
   std::this_thread::sleep_for(100ms);
   EXPECT_TRUE(counts_ok());
+}
+
+// As the router reads them: through an index that is looked up by a prompt's tokens.
+TEST_F(FleetTest, KvEventsTellWhatIsCached) {
+  kv_events_ = 0;
+  start(fleet::Dialect::kVllm, {Role::kBoth, Role::kDecode});
+  EXPECT_EQ(fleet_->kv_events(1), "") << "a decode worker caches no prompts";
+  const std::string endpoints = fleet_->kv_events(0);
+  const net::ZmqContext context;
+  auto events = net::ZmqSocket::connect(context, net::ZmqKind::kSubscriber, endpoints.substr(0, endpoints.find(',')));
+  auto replay = net::ZmqSocket::connect(context, net::ZmqKind::kDealer, endpoints.substr(endpoints.find(',') + 1));
+  ASSERT_TRUE(events.ok() && replay.ok());
+  const std::string prompt(40 * 4, 'a');  // 40 tokens: two blocks of 16, and a bit
+  const std::string body = fmt::format(R"({{"prompt":"{}","max_tokens":2}})", prompt);
+  const auto tokens = post(0, body, {}, "/tokenize").json()["tokens"].get<std::vector<uint32_t>>();
+  EXPECT_EQ(tokens.size(), 40U);
+  EXPECT_EQ(post(0, body, {}, "/v1/completions").status, 200);
+
+  fleet::PrefixIndexOptions options;
+  options.budget_bytes = 1 << 20;
+  fleet::KvIndex index(options);
+  EXPECT_TRUE(
+      replay->send(std::array<std::string_view, 2>{std::string_view(), std::string_view("\0\0\0\0\0\0\0\0", 8)}));
+  size_t replayed = 0;
+  bool ended = false;
+  const auto until = std::chrono::steady_clock::now() + 5s;
+  while (!ended && std::chrono::steady_clock::now() < until) {
+    const auto parts = replay->receive();
+    if (!parts) {
+      std::this_thread::sleep_for(2ms);
+      continue;
+    }
+    ASSERT_EQ(parts->size(), 3U);
+    ended = parts->at(1) == std::string(8, '\xff');
+    if (ended) break;
+    index.apply(1, as_bytes(parts->back()));
+    ++replayed;
+  }
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(replayed, 1U);
+  const auto held = index.held(tokens, {});
+  ASSERT_EQ(held.size(), 1U);
+  EXPECT_EQ(held[0].tokens, 32U);
+
+  apply({.worker = 0, .kind = FaultKind::kRestart});
+  bool cleared = false;
+  while (!cleared && std::chrono::steady_clock::now() < until) {
+    const auto parts = events->receive();
+    if (parts && parts->at(2).find("AllBlocksCleared") != std::string::npos) cleared = true;
+    else std::this_thread::sleep_for(2ms);
+  }
+  EXPECT_TRUE(cleared);
 }
 
 TEST(LiveFleetOptions, AreChecked) {

@@ -27,8 +27,7 @@ struct Lease {
 class LeaseBook {
  public:
   // `clock` outlives this.
-  LeaseBook(const Clock& clock, std::chrono::milliseconds ttl, uint64_t seed)
-      : clock_(clock), ttl_(ttl), ids_(seed) {}
+  LeaseBook(const Clock& clock, std::chrono::milliseconds ttl, uint64_t seed) : clock_(clock), ttl_(ttl), ids_(seed) {}
 
   std::string put(Lease lease);  // `expires` is set here; returns its id
   // Null: unknown, released, expired, or its worker was killed. Valid until the next call.

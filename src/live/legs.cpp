@@ -31,20 +31,24 @@ Result<std::string> take_handoff(net::Request& request) {
   return out;
 }
 
+net::Task<void> send_failure(net::ResponseWriter& writer, int status, std::string body) {
+  net::Headers fields = fields_of("application/json");
+  co_await writer.send(status, std::move(fields), body);
+}
+
 ApiFailure wrong_role(Role role) {
-  return {.status = 400,
-          .type = "invalid_request_error",
-          .code = "wrong_role",
-          .message = fmt::format("this is a {} worker: it takes {} legs only (X-Kindred-Leg); send requests to its router",
-                                 to_string(role), to_string(role))};
+  return {
+      .status = 400,
+      .type = "invalid_request_error",
+      .code = "wrong_role",
+      .message = fmt::format("this is a {} worker: it takes {} legs only (X-Kindred-Leg); send requests to its router",
+                             to_string(role), to_string(role))};
 }
 
 }  // namespace
 
-net::Task<void> LiveWorker::fail(net::ResponseWriter& writer, ApiFailure failure) {
-  const std::string body = failure_body(failure);
-  net::Headers fields = fields_of("application/json");
-  co_await writer.send(failure.status, std::move(fields), body);
+net::Task<void> LiveWorker::fail(net::ResponseWriter& writer, const ApiFailure& failure) const {
+  return send_failure(writer, failure.status, failure_body(failure));
 }
 
 net::Task<void> LiveWorker::generate(net::Request& request, net::ResponseWriter& writer, bool chat) {
@@ -97,7 +101,7 @@ Job LiveWorker::job_of(const Call& call) const {
   job.output_tokens = call.request.output_tokens;
   job.pieces = call.request.pieces;
   job.experts = call.experts;
-  if (site_->options.kv_events_port != 0) {
+  if (publisher_) {
     job.tokens = std::make_shared<const std::vector<uint32_t>>(call.request.tokens);
   }
   return job;

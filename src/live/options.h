@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,7 +43,9 @@ struct LiveOptions {
   fleet::Dialect dialect = fleet::Dialect::kKindred;  // not llama-server
   std::string host = "127.0.0.1";
   uint16_t port = 0;  // worker i listens on port + i; 0: on free ones
-  uint16_t kv_events_port = 0;  // and publishes KV events on kv_events_port + i; 0: nobody does
+  // Worker i publishes KV events on kv_events_port + 2 i and replays them on the next port, if it caches prompts;
+  // 0: on free ones. Without: nobody does.
+  std::optional<uint16_t> kv_events_port = std::nullopt;
   std::string model = "simulated";
   std::string fingerprint = "simulated";
   std::string version = "0";  // what it says of itself where a dialect asks

@@ -9,9 +9,9 @@ namespace {
 
 constexpr uint32_t kRoleMark = 1U << 31;  // tokens of text have this bit clear
 constexpr auto kWords = std::to_array<std::string_view>(
-    {"the",  "of",    "river", "stone", "light", "carries", "many", "small", "boats",  "toward", "a",
-     "city", "where", "old",   "clocks", "turn", "slowly",  "and",  "every", "morning", "people", "ask",
-     "what", "time",  "it",    "is",    "now",   "while",   "rain", "falls", "softly", "again"});
+    {"the",  "of",    "river", "stone",  "light", "carries", "many", "small", "boats",   "toward", "a",
+     "city", "where", "old",   "clocks", "turn",  "slowly",  "and",  "every", "morning", "people", "ask",
+     "what", "time",  "it",    "is",     "now",   "while",   "rain", "falls", "softly",  "again"});
 
 }  // namespace
 

@@ -31,7 +31,8 @@ Status read_content(const Json& content, size_t at, std::vector<uint32_t>& out) 
     append_tokens(content.get_ref<const std::string&>(), out);
     return {};
   }
-  if (!content.is_array()) return invalid(fmt::format("'{}': accepted: a string or a list of text parts", field), field);
+  if (!content.is_array())
+    return invalid(fmt::format("'{}': accepted: a string or a list of text parts", field), field);
   for (const Json& part : content) {
     const Json* const text = part.is_object() ? field_of(part, "text") : nullptr;
     if (text == nullptr || !text->is_string()) {
@@ -50,7 +51,8 @@ Status read_messages(const Json& messages, std::vector<uint32_t>& out) {
     const Json& message = messages[i];
     const Json* const role = message.is_object() ? field_of(message, "role") : nullptr;
     if (role == nullptr || !role->is_string()) {
-      return invalid(fmt::format("'messages[{}].role' is missing or no string", i), fmt::format("messages[{}].role", i));
+      return invalid(fmt::format("'messages[{}].role' is missing or no string", i),
+                     fmt::format("messages[{}].role", i));
     }
     append_role(role->get_ref<const std::string&>(), out);
     const Json* const content = field_of(message, "content");
@@ -118,8 +120,9 @@ Status read_rest(const Json& root, const RequestLimits& limits, LiveRequest& out
   if (const Json* const model = field_of(root, "model"); model != nullptr) {
     if (!model->is_string()) return invalid("'model' must be a string", "model");
     if (model->get_ref<const std::string&>() != limits.model) {
-      return Error{ErrorCode::kNotFound, fmt::format("the model '{}' does not exist; served here: {}",
-                                                     model->get_ref<const std::string&>(), limits.model),
+      return Error{ErrorCode::kNotFound,
+                   fmt::format("the model '{}' does not exist; served here: {}", model->get_ref<const std::string&>(),
+                               limits.model),
                    "model"};
     }
   }

@@ -36,8 +36,8 @@ struct LiveRequest {
   uint64_t hash = 0;             // of them
   std::vector<uint64_t> pieces;  // empty with cache_prompt: false
   uint32_t output_tokens = 1;
-  bool limited = false;     // by the client, so that it ends with "length"
-  Json transfer = {};       // kv_transfer_params (vLLM), or null
+  bool limited = false;               // by the client, so that it ends with "length"
+  Json transfer = {};                 // kv_transfer_params (vLLM), or null
   std::optional<uint64_t> room = {};  // bootstrap_room (SGLang)
 
   uint32_t prompt_tokens() const { return static_cast<uint32_t>(tokens.size()); }

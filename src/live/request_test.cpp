@@ -19,7 +19,8 @@ RequestLimits limits() {
 
 TEST(LiveRequest, ReadsChat) {
   const auto got = parse_live_request(
-      true, R"({"model":"m","messages":[{"role":"user","content":"eight by"}],"max_tokens":7,"stream":true})", limits());
+      true, R"({"model":"m","messages":[{"role":"user","content":"eight by"}],"max_tokens":7,"stream":true})",
+      limits());
   ASSERT_TRUE(got.ok()) << got.error().message;
   EXPECT_EQ(got->prompt_tokens(), 4U);  // role, two tokens of text, assistant's role
   EXPECT_EQ(got->output_tokens, 7U);
@@ -64,7 +65,8 @@ TEST_P(LiveRequestRefuses, NamesTheField) {
 INSTANTIATE_TEST_SUITE_P(
     All, LiveRequestRefuses,
     ::testing::Values(BadRequest{"not json", "", 400}, BadRequest{"[]", "", 400}, BadRequest{"{}", "prompt", 400},
-                      BadRequest{R"({"prompt":""})", "prompt", 400}, BadRequest{R"({"prompt":["a","b"]})", "prompt", 400},
+                      BadRequest{R"({"prompt":""})", "prompt", 400},
+                      BadRequest{R"({"prompt":["a","b"]})", "prompt", 400},
                       BadRequest{R"({"prompt":[-1]})", "prompt", 400}, BadRequest{R"({"prompt":"a","n":2})", "n", 400},
                       BadRequest{R"({"prompt":"a","max_tokens":0})", "max_tokens", 400},
                       BadRequest{R"({"prompt":"a","max_tokens":64})", "max_tokens", 400},

@@ -15,6 +15,12 @@ net::Headers typed(std::string_view type) {
   return out;
 }
 
+ApiFailure no_page(const std::string& path) {
+  ApiFailure out = api_failure({ErrorCode::kNotFound, "nothing here: " + path});
+  out.code = "not_found";
+  return out;
+}
+
 constexpr std::string_view kKvPath = "/v1/kv/";
 constexpr std::string_view kRenew = "/renew";
 
@@ -30,6 +36,15 @@ LiveWorker::LiveWorker(net::asio::any_io_executor executor, std::shared_ptr<Site
 }
 
 Result<uint16_t> LiveWorker::listen() {
+  const LiveOptions& options = site_->options;
+  if (options.kv_events_port && spec().loop.engine.kv.cache && !publisher_) {
+    const uint16_t first = *options.kv_events_port;
+    const auto port = first == 0 ? uint16_t{0} : static_cast<uint16_t>(first + 2 * number_);
+    auto made = KvPublisher::bind(site_->zmq, options.host, port, spec().loop.engine.kv.piece_tokens, site_->clock);
+    if (!made) return std::move(made).error();
+    publisher_ = *std::move(made);
+    loop_->listen(publisher_->listener());
+  }
   auto server = std::make_unique<net::HttpServer>(
       executor_, net::ServerOptions{}, [weak = weak_from_this()](net::Request& request, net::ResponseWriter& writer) {
         return serve(weak.lock(), request, writer);
@@ -72,7 +87,7 @@ net::Task<void> LiveWorker::serve(std::shared_ptr<LiveWorker> self, net::Request
   wrong.type = "invalid_request_error";
   wrong.code = "method_not_allowed";
   wrong.message = "accepted: GET, POST";
-  co_await self->fail(writer, std::move(wrong));
+  co_await self->fail(writer, wrong);
 }
 
 net::Task<void> LiveWorker::get(net::Request& request, net::ResponseWriter& writer) {
@@ -92,7 +107,10 @@ net::Task<void> LiveWorker::get(net::Request& request, net::ResponseWriter& writ
     page = path.substr(kKvPath.size());
     type = "application/octet-stream";
   }
-  if (page.empty()) co_return co_await fail(writer, api_failure({ErrorCode::kNotFound, "no such page: " + path}));
+  if (page.empty()) {
+    const ApiFailure missing = no_page(path);
+    co_return co_await fail(writer, missing);
+  }
   net::Headers fields = typed(type);
   co_await writer.send(200, std::move(fields), page);
 }
@@ -104,8 +122,7 @@ net::Task<void> LiveWorker::post(net::Request& request, net::ResponseWriter& wri
   if (path == "/tokenize") co_return co_await tokenize(request, writer);
   if (path == "/v1/kv_transfer/release") co_return co_await release_lease(request, writer);
   if (path.starts_with(kKvPath) && path.ends_with(kRenew)) {
-    const bool renewed =
-        site_->leases.renew(path.substr(kKvPath.size(), path.size() - kKvPath.size() - kRenew.size()));
+    const bool renewed = site_->leases.renew(path.substr(kKvPath.size(), path.size() - kKvPath.size() - kRenew.size()));
     if (renewed) {
       const std::string body = dump_json(Json{{"ttl_ms", site_->leases.ttl().count()}});
       net::Headers fields = typed("application/json");
@@ -113,14 +130,15 @@ net::Task<void> LiveWorker::post(net::Request& request, net::ResponseWriter& wri
       co_return;
     }
   }
-  co_await fail(writer, api_failure({ErrorCode::kNotFound, "nothing here: " + path}));
+  const ApiFailure missing = no_page(path);
+  co_await fail(writer, missing);
 }
 
 net::Task<void> LiveWorker::tokenize(net::Request& request, net::ResponseWriter& writer) {
   const Result<std::vector<uint32_t>> tokens = parse_tokenize(request.body);
   if (!tokens) co_return co_await fail(writer, api_failure(tokens.error()));
-  const std::string body = dump_json(
-      Json{{"count", tokens->size()}, {"max_model_len", site_->options.context_tokens}, {"tokens", *tokens}});
+  const std::string body =
+      dump_json(Json{{"count", tokens->size()}, {"max_model_len", site_->options.context_tokens}, {"tokens", *tokens}});
   net::Headers fields = typed("application/json");
   co_await writer.send(200, std::move(fields), body);
 }
@@ -129,7 +147,8 @@ net::Task<void> LiveWorker::release_lease(net::Request& request, net::ResponseWr
   const Json root = parse_json(request.body);
   const auto lease = root.is_object() ? root.find("lease") : root.end();
   if (!root.is_object() || lease == root.end() || !lease->is_string()) {
-    co_return co_await fail(writer, api_failure(invalid("'lease' is required: the id of a lease", "lease")));
+    const ApiFailure missing = api_failure(invalid("'lease' is required: the id of a lease", "lease"));
+    co_return co_await fail(writer, missing);
   }
   site_->leases.release(lease->get<std::string>());
   net::Headers fields = typed("application/json");

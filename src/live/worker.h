@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "live/kv_publisher.h"
 #include "live/leases.h"
 #include "live/options.h"
 #include "live/render.h"
@@ -35,13 +36,14 @@ struct Site {
   Rooms rooms;
   Rng ids;
   std::vector<uint16_t> ports;  // by worker, once they listen
+  net::ZmqContext zmq;          // before the sockets of workers
 };
 
 class LiveWorker : public std::enable_shared_from_this<LiveWorker> {
  public:
   LiveWorker(net::asio::any_io_executor executor, std::shared_ptr<Site> site, uint32_t number);
 
-  // On options.port + number, or a free one; later always on the same. Error: kIo.
+  // On options.port + number, or a free one; later always on the same. Error: kIo, or that of KvPublisher::bind.
   Result<uint16_t> listen();
   net::Task<void> kill();
   Status revive();  // Error: kIo: somebody has taken its port
@@ -49,6 +51,7 @@ class LiveWorker : public std::enable_shared_from_this<LiveWorker> {
   void wrong_counts(bool on) { wrong_counts_ = on; }
 
   WorkerLoop& loop() { return *loop_; }
+  KvPublisher* publisher() { return publisher_.get(); }  // null: publishes nothing
   const WorkerSpec& spec() const { return site_->options.workers[number_]; }
   bool up() const { return server_ != nullptr; }
 
@@ -82,7 +85,8 @@ class LiveWorker : public std::enable_shared_from_this<LiveWorker> {
   net::Task<void> answer(Call& call, TicketPtr ticket, uint32_t shown);
   net::Task<bool> run_prefill(Call& call, TicketPtr& ticket);
   net::Task<bool> fetch(Call& call, TicketPtr& ticket, std::string lease, uint32_t generated);
-  net::Task<void> fail(net::ResponseWriter& writer, ApiFailure failure);
+  // The failure is rendered before this returns its task.
+  net::Task<void> fail(net::ResponseWriter& writer, const ApiFailure& failure) const;
   Job job_of(const Call& call) const;
   std::string counts_json(const Call& call) const;
   std::string put_lease(const Call& call, const Ticket& ticket);
@@ -99,6 +103,7 @@ class LiveWorker : public std::enable_shared_from_this<LiveWorker> {
   std::shared_ptr<Site> site_;
   const uint32_t number_;
   std::shared_ptr<WorkerLoop> loop_;
+  std::unique_ptr<KvPublisher> publisher_;
   std::unique_ptr<net::HttpServer> server_;
   uint16_t port_ = 0;
   bool wrong_counts_ = false;

@@ -31,8 +31,8 @@ WorkerLoop::WorkerLoop(net::asio::any_io_executor executor, LoopOptions options,
     : executor_(std::move(executor)),
       options_(std::move(options)),
       engines_(options_.engines, sim::Engine(options_.engine)),
-      experts_(std::make_shared<const sim::ExpertRanks>(sim::ExpertRanks::linear(
-          static_cast<uint32_t>(shape.layers.size()), shape.experts, options_.ranks))),
+      experts_(std::make_shared<const sim::ExpertRanks>(
+          sim::ExpertRanks::linear(static_cast<uint32_t>(shape.layers.size()), shape.experts, options_.ranks))),
       timer_(executor_) {}
 
 void WorkerLoop::start() { net::asio::co_spawn(executor_, run(shared_from_this()), net::asio::detached); }
@@ -61,8 +61,8 @@ Result<TicketPtr> WorkerLoop::submit(Job job) {
   const sim::KvPool& pool = chosen->pool();
   const uint32_t blocks = pool.blocks_for(uint64_t{job.prompt_tokens} + job.output_tokens);
   if (blocks > pool.capacity()) {
-    return Error{ErrorCode::kTooLarge, fmt::format("prompt and output need {} KV blocks, and this worker has {}",
-                                                   blocks, pool.capacity())};
+    return Error{ErrorCode::kTooLarge,
+                 fmt::format("prompt and output need {} KV blocks, and this worker has {}", blocks, pool.capacity())};
   }
   if (waiting() >= options_.queue) {
     return Error{ErrorCode::kExhausted, fmt::format("{} requests wait already", waiting())};
@@ -140,7 +140,7 @@ bool WorkerLoop::plan() {
       net::asio::co_spawn(executor_, fetch(shared_from_this(), ticket, in_free_), net::asio::detached);
     }
     const std::vector<uint64_t> evicted = engine.pool().take_evicted();
-    if (!evicted.empty() && listener_.on_evicted) listener_.on_evicted(evicted);
+    if (!evicted.empty() && listener_.on_evicted) listener_.on_evicted(static_cast<uint32_t>(e), evicted);
   }
   return any;
 }
@@ -227,7 +227,8 @@ void WorkerLoop::deliver() {
     }
     if (emitted.finished) {
       // One that was abandoned in its last step has a slot no more.
-      std::erase_if(doomed_, [&](Place at) { return at.engine == ticket->place.engine && at.slot == ticket->place.slot; });
+      std::erase_if(doomed_,
+                    [&](Place at) { return at.engine == ticket->place.engine && at.slot == ticket->place.slot; });
       leave(*ticket);
       end(ticket, TicketEnd::kFinished);
     } else if (emitted.handed_off) {

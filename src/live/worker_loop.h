@@ -24,9 +24,9 @@ namespace kindred::live {
 
 struct Job {
   uint32_t prompt_tokens = 1, output_tokens = 1;
-  uint32_t generated = 0;                          // of them, made elsewhere
-  bool fetches = false;                            // the prompt's KV comes from another worker
-  bool hands_off = false;                          // ends after its first token; KV stays until release()
+  uint32_t generated = 0;  // of them, made elsewhere
+  bool fetches = false;    // the prompt's KV comes from another worker
+  bool hands_off = false;  // ends after its first token; KV stays until release()
   std::shared_ptr<const std::vector<uint32_t>> tokens = nullptr;  // of the prompt, for who publishes KV events
   std::vector<uint64_t> pieces = {};
   sim::RequestExperts experts = {};
@@ -75,10 +75,10 @@ struct LoopOptions {
   uint32_t queue = 1024;  // requests that may wait
 };
 
-// What of the prefix cache changes.
+// What changes in the prefix caches; on_cleared: of all engines.
 struct CacheListener {
   std::function<void(const Ticket& ticket, size_t held)> on_prefilled = {};  // its first `held` pieces are cached
-  std::function<void(const std::vector<uint64_t>& pieces)> on_evicted = {};
+  std::function<void(uint32_t engine, const std::vector<uint64_t>& pieces)> on_evicted = {};
   std::function<void()> on_cleared = {};
 };
 
@@ -103,9 +103,9 @@ class WorkerLoop : public std::enable_shared_from_this<WorkerLoop> {
   // Faults.
   void kill();  // everything in flight is cut, the cache lost; until revive()
   void revive();
-  void cut_all();                 // requests in flight, nothing else
-  void stall(bool on);            // no step ends
-  void slow(double factor);       // of all steps that begin from now on; 1: as the cost model says
+  void cut_all();                            // requests in flight, nothing else
+  void stall(bool on);                       // no step ends
+  void slow(double factor);                  // of all steps that begin from now on; 1: as the cost model says
   uint64_t epoch() const { return epoch_; }  // counts kills: a slot of an earlier one means nothing
 
   std::span<const sim::Engine> engines() const { return engines_; }
