@@ -194,6 +194,7 @@ net::Task<void> WorkerLoop::run_step(Time& due) {
   co_await sleep_until(due, epoch);
   stepping_ = false;
   if (epoch != epoch_ || stopping_) co_return;
+  if (std::exchange(was_stalled_, false)) due = steady_clock::now();
   ++totals_.steps;
   for (const sim::StepShape& shape : shapes_) totals_.prompt_tokens += shape.prefill_tokens;
   deliver();
@@ -273,6 +274,7 @@ void WorkerLoop::revive() {
 
 void WorkerLoop::stall(bool on) {
   stalled_ = on;
+  was_stalled_ = was_stalled_ || on;
   timer_.cancel();
 }
 

@@ -145,6 +145,7 @@ class WorkerLoop : public std::enable_shared_from_this<WorkerLoop> {
   uint64_t epoch_ = 0;
   double factor_ = 1;
   bool idle_ = false, stepping_ = false, alive_ = true, stalled_ = false, stopping_ = false;
+  bool was_stalled_ = false;  // in the step that runs: its time is not made up for
 };
 
 }  // namespace kindred::live

@@ -173,7 +173,7 @@ TEST_F(LoopTest, AStallHoldsStepsBackAndSlowStretchesThem) {
     return 0;
   });
   EXPECT_EQ(wait(*ticket), TicketEnd::kFinished);
-  EXPECT_GE(steady_clock::now() - begin, 95ms);  // the first step was planned before it was slow
+  EXPECT_GE(steady_clock::now() - begin, 94ms);  // 19 steps; the first was planned before it was slow
 }
 
 TEST_F(LoopTest, TheQueueIsBounded) {

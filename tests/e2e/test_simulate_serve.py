@@ -56,8 +56,8 @@ def test_each_dialect_streams_whole_answers(tmp_path, dialect, workers):
         assert status == 200, whole
         assert whole["choices"][0]["message"]["content"] == text_of(events)
         assert len(text_of(events).split()) == 30
-        assert post_json(router.url + CHAT, chat(model="simulated", n=2))[0] == 400
         wait_leases_gone(urls)
+        assert post_json(router.url + CHAT, chat(model="simulated", n=2))[0] == 400
 
 
 def test_counts_reach_the_locality_policy(tmp_path):
@@ -68,6 +68,19 @@ def test_counts_reach_the_locality_policy(tmp_path):
         assert metric(router.url, "kindred_router_similarity_count") >= 12
         assert metric(router.url, "kindred_router_fallbacks_total") == 0
         assert metric(router.url, "kindred_router_bad_counts_total") == 0
+
+
+def test_kv_events_bring_prompts_to_whom_holds_them(tmp_path):
+    with mock_fleet(tmp_path, "2P1D", "--kv-events-port", 0) as (router, urls):
+        prompts = [f"{i}: " + "a long beginning that many questions share " * 20 for i in range(4)]
+        ask = lambda p: post_json(router.url + CHAT, chat(model="simulated", prompt=p, max_tokens=2))
+        for prompt in prompts:
+            assert ask(prompt)[0] == 200
+        wait_until(lambda: get_json(router.url + "/status")["prefixes"]["exact"]["blocks"] > 0, 10, "events arrive")
+        for prompt in prompts:
+            assert ask(prompt + "and more")[0] == 200
+        cached = sum(metric(url, "vllm:prefix_cache_hits_total") for url in urls[:2])
+        assert cached >= 4 * 200, cached  # each second request finds nearly all of its 200 and more tokens
 
 
 def test_wrong_counts_are_noticed(tmp_path):
