@@ -24,7 +24,8 @@ def mock_fleet(tmp_path, workers, *args, router_args=(), faults=None):
         script.write_text(json.dumps(faults))
         args = [*args, "--faults", script]
     log = tmp_path / "fleet.log"
-    serve = Process("simulate", "--serve", "--workers", workers, "--port", 0, *args, log=log)
+    small = ["--profile", "h200-gpt-oss-20b", "--domains", 2]  # starts soon
+    serve = Process("simulate", "--serve", "--workers", workers, "--port", 0, *small, *args, log=log)
     with contextlib.ExitStack() as ending:
         ending.callback(serve.stop)
 
@@ -38,7 +39,7 @@ def mock_fleet(tmp_path, workers, *args, router_args=(), faults=None):
         router = Server(*command[1:], "--health-interval-ms", 200, *router_args, log=tmp_path / "router.log")
         ending.callback(router.stop)
         router.wait_ready("/ready")
-        yield router, [arg for arg in command if arg.startswith("http://")]
+        yield router, [arg for arg in command if arg.startswith("http://") and "=" not in arg]
         assert serve.terminate() == 0, serve.text()
 
 
