@@ -32,6 +32,12 @@ class Gauge {
  public:
   void set(double to) { value_.store(to, std::memory_order_relaxed); }
   void add(double by) { value_.fetch_add(by, std::memory_order_relaxed); }
+  // Sets it if `to` is more.
+  void raise(double to) {
+    double now = value();
+    while (now < to && !value_.compare_exchange_weak(now, to, std::memory_order_relaxed)) {
+    }
+  }
   double value() const { return value_.load(std::memory_order_relaxed); }
 
  private:

@@ -29,6 +29,7 @@ constexpr auto kBenches = std::to_array<Bench>({
     {"locality", "decode policies on a cluster of paced workers", bench_locality},
     {"prefix", "the index of who holds which KV blocks", bench_prefix},
     {"relay", "the router as a data plane, beside nginx", bench_relay},
+    {"simulate", "the simulator against real time", bench_simulate},
 });
 
 void print_benches(std::FILE* to) {

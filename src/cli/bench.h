@@ -19,6 +19,7 @@ int bench_fit(Args args);
 int bench_locality(Args args);
 int bench_prefix(Args args);
 int bench_relay(Args args);
+int bench_simulate(Args args);
 #ifdef KINDRED_HAVE_ENGINE
 int bench_engine(Args args);
 int bench_step(Args args);

@@ -82,6 +82,10 @@ Status fit(const LocalityOptions& options, const std::string& path, LocalityResu
   with.seed = static_cast<uint64_t>(options.seed);
   Result<expert::FitReport> fitted = expert::fit_cohorts(result.recorded, with);
   if (!fitted) return std::move(fitted).error();
+  result.by_cohort = result.recorded;
+  result.by_cohort.domains.clear();
+  for (const uint32_t cohort : fitted->assignment) result.by_cohort.domains.push_back(fmt::to_string(cohort));
+  result.purity = fitted->purity;
   result.rho = fitted->mask.peak_rho();
   result.kept_layers = fitted->mask.kept;
   result.layers = fitted->mask.order.size();
@@ -91,6 +95,8 @@ Status fit(const LocalityOptions& options, const std::string& path, LocalityResu
 std::vector<std::string> router_args(const LocalityOptions& options, const std::string& policy,
                                      const std::string& cohorts) {
   std::vector<std::string> args = {"--decode-policy", policy, "--seed", std::to_string(options.seed)};
+  if (policy == "locality-band" || policy == "domain")
+    args.insert(args.end(), {"--load-cap", fmt::to_string(options.load_cap)});
   if (policy == "locality-band") {
     args.insert(args.end(), {"--cohorts", cohorts, "--tau", fmt::to_string(options.tau)});
     if (options.shuffle_signatures) args.emplace_back("--shuffle-signatures");
@@ -295,6 +301,8 @@ int bench_locality(Args args) {
   schema.real("seconds", &options.seconds, 1, 3600, "of arrivals in a turn");
   schema.integer("tokens", &options.tokens, 2, 4096, "output tokens of every request");
   schema.real("tau", &options.tau, 0, 2, "locality-band: similarity a candidate may lose to the best");
+  schema.real("load_cap", &options.load_cap, 0, 1000,
+              "locality-band, domain: multiple of the mean load that a worker may have, at least 1; 0: none");
   schema.flag("shuffle_signatures", &options.shuffle_signatures,
               "give each request another one's signature: the gain must vanish");
   schema.integer("seed", &options.seed, 0, 1LL << 40, "of arrivals, order and sampling");
@@ -306,6 +314,8 @@ int bench_locality(Args args) {
   if (options.pace.empty()) options.pace = root + "/models/pace-demo.json";
   if (options.policies.empty()) options.policies = {"round-robin", "least-loaded", "locality-band", "domain"};
 
+  if (options.load_cap > 0 && options.load_cap < 1)
+    return fail("bench locality", invalid("--load-cap: accepted: 0 (none), 1 or more", "load_cap"), 2);
   if (const Status known = check_policies(options.policies); !known) return fail("bench locality", known.error(), 2);
   const Machine machine = this_machine();
   const Result<LocalityResult> result = run_locality(options);

@@ -21,7 +21,7 @@ struct LocalityOptions {
   std::string cache = "off";
   int64_t workers = 4, rounds = 2, tokens = 128, pool = 0, seed = 1;
   // tau 0: no second-nearest worker joins a band of one, which among four would be a quarter of the cluster.
-  double rate = 6, seconds = 40, tau = 0;
+  double rate = 6, seconds = 40, tau = 0, load_cap = 1.25;
   bool shuffle_signatures = false, unpaced = false;
   BenchOutput output;
 };
@@ -50,7 +50,8 @@ struct LocalityResult {
   std::vector<std::vector<ArmResult>> rounds;  // [round][arm]
   std::map<std::string, size_t> domains;       // prompts measured with
   expert::Activations recorded;                // of the calibration prompts
-  double rho = 0;
+  expert::Activations by_cohort;               // the same, each labelled with its cohort
+  double rho = 0, purity = 0;                  // of the fit
   size_t kept_layers = 0, layers = 0;
   size_t signatures = 0, equal_signatures = 0;  // with a prefix cache against without; 0: not compared
   std::string paced;                            // the profile's name; empty: not paced

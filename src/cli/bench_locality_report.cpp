@@ -33,12 +33,12 @@ std::vector<double> round_changes(const LocalityResult& result, size_t arm) {
   return out;
 }
 
-// What batches of one domain would save at the measured batch size, by the recorded decode counts.
-std::optional<expert::BatchComparison> room(const LocalityResult& result) {
+// What batches of one label (domain or cohort) would save at the measured batch size, by recorded decode counts.
+std::optional<expert::BatchComparison> room(const LocalityResult& result, const expert::Activations& labelled) {
   const auto batch = static_cast<uint32_t>(std::lround(result.total(0).work.batch()));
   if (batch < 2) return std::nullopt;
   const uint32_t batches[] = {batch};
-  const auto compared = expert::compare_batches(result.recorded, batches);
+  const auto compared = expert::compare_batches(labelled, batches);
   if (!compared || compared->empty() || compared->front().domains == 0) return std::nullopt;
   return compared->front();
 }
@@ -117,10 +117,15 @@ std::string locality_text(const LocalityOptions& options, const LocalityResult& 
                        percent(*std::min_element(changes.begin(), changes.end())),
                        percent(*std::max_element(changes.begin(), changes.end())));
   }
-  if (const auto there = room(result))
+  if (const auto there = room(result, result.recorded))
     out += fmt::format(
         "  room: batches of {} of one domain touch {} of a mixed batch's experts (from {} recorded prompts)\n",
         there->batch, percent(-there->saved()), result.recorded.requests());
+  if (const auto there = room(result, result.by_cohort))
+    out += fmt::format(
+        "  of it, the cohorts hold {} ({:.0f} % of a cohort's requests are of its main domain); the load cap, the\n"
+        "  mix of the moment and prompts that were not fitted on take the rest\n",
+        percent(-there->saved()), 100 * result.purity);
   if (result.signatures > 0)
     out += fmt::format(
         "  signatures: {} of {} prompts have equal counts with the prefix cache, cold and warm, and without\n",
@@ -141,6 +146,7 @@ Json locality_json(const LocalityOptions& options, const LocalityResult& result,
               {"tokens", options.tokens},
               {"pool", options.pool},
               {"tau", options.tau},
+              {"load_cap", options.load_cap},
               {"seed", options.seed},
               {"shuffled", options.shuffle_signatures},
               {"rho", result.rho},
@@ -164,7 +170,10 @@ Json locality_json(const LocalityOptions& options, const LocalityResult& result,
     }
     out["arms"].push_back(std::move(entry));
   }
-  if (const auto there = room(result)) out["room"] = {{"batch", there->batch}, {"saved", there->saved()}};
+  if (const auto there = room(result, result.recorded)) {
+    out["room"] = {{"batch", there->batch}, {"saved", there->saved()}, {"purity", result.purity}};
+    if (const auto held = room(result, result.by_cohort)) out["room"]["saved_by_cohorts"] = held->saved();
+  }
   if (result.signatures > 0) out["signatures"] = {{"compared", result.signatures}, {"equal", result.equal_signatures}};
   return out;
 }

@@ -23,6 +23,7 @@
 #include "cli/router_limits.h"
 #include "cli/router_requests.h"
 #include "cli/terminal.h"
+#include "net/io_threads.h"
 
 namespace kindred::cli {
 namespace {
@@ -30,9 +31,12 @@ namespace {
 namespace asio = net::asio;
 using std::chrono::milliseconds;
 
+constexpr int64_t kMostThreads = 256;
+
 struct RouterArguments {
   std::string host = "127.0.0.1";
   int64_t port = 8000;
+  int64_t threads = 1;
   std::vector<std::string> prefill, decode, worker;
   std::string decode_policy = "locality-band", prefill_policy = "prefix-hash";
   double tau = 0.1, load_cap = 1.25;
@@ -68,6 +72,7 @@ ConfigSchema schema_of(RouterArguments& o) {
                       "experts its prompt uses.");
   schema.text("host", &o.host, "address to listen on");
   schema.integer("port", &o.port, 0, 65535, "port to listen on; 0 takes a free one");
+  schema.integer("threads", &o.threads, 1, kMostThreads, "threads that serve requests; one per core it may use");
   schema.list("prefill", &o.prefill, "URL of a worker that runs prompts");
   schema.list("decode", &o.decode, "URL of a worker that generates; cohort i belongs to the i-th");
   schema.list("worker", &o.worker, "URL of an OpenAI-compatible server that does both");
@@ -141,6 +146,7 @@ Result<router::RouterOptions> router_options(RouterArguments& o) {
   router::RouterOptions out;
   out.host = o.host;
   out.port = static_cast<uint16_t>(o.port);
+  out.threads = static_cast<size_t>(o.threads);
   out.prefill = o.prefill;
   out.decode = o.decode;
   out.worker = o.worker;
@@ -243,20 +249,21 @@ void reload_on_hangup(asio::signal_set& hangup, router::Router& router) {
 }
 
 // Serves until SIGINT or SIGTERM, then lets requests finish. A second signal ends at once.
-int serve(asio::io_context& context, router::Router& router, milliseconds drain_ms) {
+int serve(net::IoThreads& threads, router::Router& router, milliseconds drain_ms) {
+  asio::io_context& context = threads.first();
   asio::signal_set signals(context, SIGINT, SIGTERM);
   signals.async_wait([&](boost::system::error_code error, int) {
     if (error) return;
     fmt::print(stderr, "kindred router: no new requests; {} in flight may finish within {} s\n",
                router.core().requests_in_flight(), drain_ms.count() / 1000);
     signals.async_wait([&](boost::system::error_code again, int) {
-      if (!again) context.stop();
+      if (!again) threads.stop();
     });
-    asio::co_spawn(context, router.drain(drain_ms), [&](const std::exception_ptr&) { context.stop(); });
+    asio::co_spawn(context, router.drain(drain_ms), [&](const std::exception_ptr&) { threads.stop(); });
   });
   asio::signal_set hangup(context, SIGHUP);
   reload_on_hangup(hangup, router);
-  context.run();
+  threads.run();
   return 0;
 }
 
@@ -275,8 +282,8 @@ int run_router(Args args) {
   Result<router::RouterOptions> configured = router_options(options);
   if (!configured) return fail("router", configured.error(), 2);
   const SystemClock clock;
-  asio::io_context context(1);
-  auto router = router::Router::make(context.get_executor(), *std::move(configured), clock);
+  net::IoThreads threads(configured->threads);
+  auto router = router::Router::make(threads.executors(), *std::move(configured), clock);
   if (!router) {
     fmt::print(stderr, "kindred router: {}\n", router.error().message);
     return router.error().code == ErrorCode::kInvalid ? 2 : 1;
@@ -292,7 +299,7 @@ int run_router(Args args) {
     fmt::print("kindred router: admin on http://{}:{}\n", options.edge.admin_host, *admin);
   }
   std::fflush(stdout);
-  return serve(context, **router, milliseconds(options.drain_ms));
+  return serve(threads, **router, milliseconds(options.drain_ms));
 }
 
 }  // namespace kindred::cli

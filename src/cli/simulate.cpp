@@ -21,15 +21,13 @@ struct Word {
   std::string_view name;
   int (*run)(Args args);
 };
-constexpr auto kWords = std::to_array<Word>({{"profile", run_simulate_profile}});
+constexpr auto kWords = std::to_array<Word>({{"profile", run_simulate_profile}, {"calibrate", run_simulate_calibrate}});
 
 constexpr size_t kTraceSteps = 200'000;  // of a Perfetto trace: about 30 MB
 
 std::vector<std::string> listed(std::span<const std::string_view> given) { return {given.begin(), given.end()}; }
 
 }  // namespace
-
-SimulateOptions::SimulateOptions() : policies({"least-loaded", "locality-band"}) {}
 
 void SimulateOptions::declare(ConfigSchema& schema) {
   schema.text("profile", &profile, "hardware: a name of profiles/ or a file; `simulate profile` makes them");
@@ -56,22 +54,25 @@ void SimulateOptions::declare(ConfigSchema& schema) {
   schema.integer("retries", &retries, 0, 10, "of a leg whose worker fails");
   schema.integer("decode_inflight", &decode_inflight, 0, 1'000'000, "requests a decode worker takes; 0: any number");
   schema.list("event", &events, "SECONDS:KIND:WORKER, KIND one of fail, leave, join: 30:fail:decode-3");
-  schema.text("trace", &trace, "file of requests (docs/simulator.md); without it they are drawn");
-  schema.choice("arrivals", &arrivals, {"poisson", "even"}, "of requests that are drawn");
+  schema.text("trace", &trace, "file of requests: Mooncake, Azure, BurstGPT or Kindred's own; else they are drawn");
+  schema.flag("resample", &resample, "draw requests from the trace, at the --rate, instead of as they came");
   schema.real("rate", &rate, 1e-6, 1e6, "requests a second, if they are drawn");
-  schema.real("seconds", &seconds, 1e-3, 1e7, "for how long they arrive");
-  schema.integer("prompt_tokens", &prompt_tokens, 1, 1 << 24, "mean of requests that are drawn");
-  schema.integer("output_tokens", &output_tokens, 1, 1 << 24, "mean of requests that are drawn");
-  schema.choice("lengths", &lengths, {"exponential", "fixed"}, "how they are spread around the mean");
+  schema.real("burstiness", &burstiness, 1e-3, 1e6,
+              "of arrivals that are drawn: 1 Poisson, less is burstier, more even");
+  schema.real("seconds", &seconds, 1e-3, 1e7, "for how long they arrive, if they are drawn");
+  schema.integer("prompt_tokens", &prompt_tokens, 1, 1 << 24, "mean of requests that are drawn without a trace");
+  schema.integer("output_tokens", &output_tokens, 1, 1 << 24, "mean of requests that are drawn without a trace");
+  schema.choice("lengths", &lengths, {"even", "fixed"}, "from 1 to twice the mean, evenly, or the mean itself");
   schema.integer("requests", &most_requests, 1, 100'000'000, "at most so many");
   schema.real("warmup", &warmup, 0, 1e7, "seconds whose requests are left out of latencies");
   schema.text("experts", &experts,
               "synthetic, uniform, a file of `kindred record`, or a folder of token decisions (docs/simulator.md)");
   schema.integer("domains", &domains, 1, 256, "synthetic: kinds of requests");
-  schema.real("base", &base, 0, 20, "synthetic: how unequal experts are for all");
-  schema.real("domain", &domain, 0, 20, "synthetic: how domains differ");
-  schema.real("request", &request, 0, 20, "synthetic: how requests of a domain differ");
-  schema.real("phase", &phase, 0, 20, "synthetic: how decode differs from prefill");
+  schema.real("base", &base, -1, 20, "synthetic: how unequal experts are for all; -1, here and below: as calibrated");
+  schema.real("domain", &domain, -1, 20, "synthetic: how domains differ");
+  schema.real("request", &request, -1, 20, "synthetic: how requests of a domain differ");
+  schema.real("drift", &drift, -1, 20, "synthetic: how a request changes on its way");
+  schema.real("phase", &phase, -1, 20, "synthetic: how decode differs from prefill");
   schema.text("cohorts", &cohorts, "cohort file of `kindred fit`; without it they are fitted to other requests");
   schema.integer("calibration", &calibration, 2, 100'000, "requests that cohorts are fitted to");
   schema.integer("seed", &seed, 0, 1LL << 40, "equal seeds give equal results");

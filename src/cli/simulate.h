@@ -22,22 +22,22 @@ struct SimulateOptions {
   std::string workers = "8P16D";
   int64_t ranks = 1, kv_tokens = 0, token_budget = 8192, max_running = 256;
   bool no_prefix_cache = false;
-  std::vector<std::string> policies;
+  std::vector<std::string> policies = {"least-loaded", "locality-band"};
   std::string prefill_policy = "prefix-hash", tie_break = "rotate", load = "requests";
   double tau = 0.1, load_cap = 1.25;
   int64_t poll_ms = 1000, probe_ms = 1000, routers = 1, retries = 2, decode_inflight = 0;
   std::vector<std::string> events;
-  std::string trace, arrivals = "poisson", lengths = "exponential";
-  double rate = 100, seconds = 60, warmup = 0;
+  std::string trace, lengths = "even";
+  bool resample = false;
+  double rate = 100, burstiness = 1, seconds = 60, warmup = 0;
   int64_t prompt_tokens = 1000, output_tokens = 250, most_requests = 1'000'000;
   std::string experts = "synthetic", cohorts;
   int64_t domains = 8, calibration = 512;
-  double base = 0, domain = 0, request = 0, phase = 0;
+  double base = -1, domain = -1, request = -1, drift = -1, phase = -1;  // below 0: as calibrated
   int64_t seed = 1;
   bool json = false, per_worker = false;
   std::string csv, plots, perfetto;
 
-  SimulateOptions();  // with the policies and the skew of experts that are the defaults
   void declare(ConfigSchema& schema);
 };
 

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <map>
 
-#include "base/rng.h"
 #include "cli/local_cluster.h"
 #include "cli/simulate.h"
 #include "sim/profile.h"
+#include "sim/trace_reader.h"
 
 namespace kindred::cli {
 namespace {
@@ -155,27 +155,41 @@ Result<std::vector<sim::ScriptEvent>> parse_events(const SimulateOptions& option
   return out;
 }
 
-// At least one token; the mean is close to the one asked for.
-uint32_t draw_length(const SimulateOptions& options, int64_t mean, Rng& rng) {
-  if (options.lengths == "fixed") return static_cast<uint32_t>(mean);
-  const double drawn = -std::log(1 - rng.uniform()) * static_cast<double>(mean);
-  return static_cast<uint32_t>(std::clamp(std::round(drawn), 1.0, 20.0 * static_cast<double>(mean)));
+sim::ArrivalOptions arrival_options(const SimulateOptions& options) {
+  sim::ArrivalOptions out;
+  const double wanted =
+      std::min(std::round(options.rate * options.seconds), static_cast<double>(options.most_requests));
+  out.requests = static_cast<uint64_t>(wanted);
+  out.rate_per_s = options.rate;
+  out.burstiness = options.burstiness;
+  const auto spread = [&](int64_t mean, uint32_t& least, uint32_t& most) {
+    least = options.lengths == "fixed" ? static_cast<uint32_t>(mean) : 1;
+    most = static_cast<uint32_t>(2 * mean - least);
+  };
+  spread(options.prompt_tokens, out.least_prompt_tokens, out.most_prompt_tokens);
+  spread(options.output_tokens, out.least_output_tokens, out.most_output_tokens);
+  out.seed = static_cast<uint64_t>(options.seed);
+  return out;
 }
 
-Result<sim::Trace> draw_trace(const SimulateOptions& options) {
-  sim::Trace out;
-  Rng rng(mix64(static_cast<uint64_t>(options.seed) ^ 0x7472616365ULL));
-  double at_s = 0;
-  while (out.requests.size() < static_cast<size_t>(options.most_requests)) {
-    at_s += (options.arrivals == "even" ? 1 : -std::log(1 - rng.uniform())) / options.rate;
-    if (at_s > options.seconds) break;
-    sim::TraceRequest request;
-    request.arrival_s = at_s;
-    request.prompt_tokens = draw_length(options, options.prompt_tokens, rng);
-    request.output_tokens = draw_length(options, options.output_tokens, rng);
-    out.requests.push_back(std::move(request));
+Result<sim::Trace> make_trace(const SimulateOptions& options) {
+  const sim::ArrivalOptions drawn = arrival_options(options);
+  const bool draws = options.trace.empty() || options.resample;
+  if (draws && drawn.requests == 0) {
+    return invalid("no request arrives; accepted: a --rate and --seconds that give at least one", "rate");
   }
-  return out;
+  if (options.trace.empty()) {
+    if (options.resample) return invalid("--resample: accepted only with a --trace", "resample");
+    return sim::draw_arrivals(drawn);
+  }
+  Result<sim::Trace> read = sim::read_trace(options.trace);
+  if (!read) return read;
+  if (options.resample) return sim::draw_arrivals(drawn, *read);
+  if (read->requests.size() > static_cast<size_t>(options.most_requests)) {
+    read->requests.resize(static_cast<size_t>(options.most_requests));
+  }
+  if (read->requests.empty()) return invalid(fmt::format("{}: no request in it", options.trace), "trace");
+  return read;
 }
 
 struct Processes {
@@ -184,9 +198,15 @@ struct Processes {
   std::string about;
 };
 
-Result<Processes> recorded_experts(const SimulateOptions& options, uint64_t seed) {
+Result<Processes> recorded_experts(const SimulateOptions& options, const sim::Trace& trace, uint64_t seed) {
   Result<expert::Activations> all = expert::load_activations(options.experts);
   if (!all) return std::move(all).error();
+  const auto names_row = [](const sim::TraceRequest& request) { return request.expert_profile >= 0; };
+  if (std::ranges::any_of(trace.requests, names_row)) {  // rows of the file as it is
+    auto made = sim::make_recorded(*all, seed);
+    if (!made) return std::move(made).error();
+    return Processes{.simulated = *std::move(made), .calibrating = nullptr, .about = options.experts};
+  }
   // Every third request of a domain calibrates, so that both parts have the domains in the same shares.
   expert::Activations parts[2];
   std::map<std::string, size_t> seen;
@@ -213,7 +233,40 @@ Result<Processes> recorded_experts(const SimulateOptions& options, uint64_t seed
   return out;
 }
 
-Result<Processes> make_experts(const SimulateOptions& options, const sim::Profile& profile) {
+sim::SyntheticOptions synthetic_options(const SimulateOptions& options, const sim::Trace& trace,
+                                        const expert::ExpertShape& shape) {
+  sim::SyntheticOptions out = sim::calibrated_synthetic(shape);
+  out.domains = trace.domains;
+  for (int64_t d = 0; trace.domains.empty() && d < options.domains; ++d)
+    out.domains.push_back(fmt::format("domain-{}", d));
+  const auto replace = [](double given, double& value) { value = given >= 0 ? given : value; };
+  replace(options.base, out.base);
+  replace(options.domain, out.domain);
+  replace(options.request, out.request);
+  replace(options.drift, out.drift);
+  replace(options.phase, out.phase);
+  out.seed = static_cast<uint64_t>(options.seed);
+  return out;
+}
+
+// From places among the trace's domains to places among those of the experts.
+Status match_domains(sim::Trace& trace, const std::vector<std::string>& known) {
+  std::vector<int32_t> place;
+  for (const std::string& name : trace.domains) {
+    const auto at = std::ranges::find(known, name);
+    if (at == known.end()) {
+      return invalid(fmt::format("--trace: its domain '{}' is none of the experts': {}", name, fmt::join(known, ", ")),
+                     "trace");
+    }
+    place.push_back(static_cast<int32_t>(at - known.begin()));
+  }
+  for (sim::TraceRequest& request : trace.requests) {
+    if (request.domain >= 0) request.domain = place.at(static_cast<size_t>(request.domain));
+  }
+  return {};
+}
+
+Result<Processes> make_experts(const SimulateOptions& options, const sim::Trace& trace, const sim::Profile& profile) {
   Processes out;
   const auto seed = static_cast<uint64_t>(options.seed);
   expert::ExpertShape shape;
@@ -225,23 +278,16 @@ Result<Processes> make_experts(const SimulateOptions& options, const sim::Profil
     out.about = "uniform: every expert as likely as the other";
     made = sim::make_uniform(shape, seed);
   } else if (options.experts == "synthetic") {
-    sim::SyntheticOptions with;
-    with.shape = shape;
-    with.domains.clear();
-    for (int64_t d = 0; d < options.domains; ++d) with.domains.push_back(fmt::format("domain-{}", d));
-    with.base = options.base;
-    with.domain = options.domain;
-    with.request = options.request;
-    with.phase = options.phase;
-    with.seed = seed;
-    out.about = fmt::format("synthetic: {} domains; base {}, domain {}, request {}, phase {}", options.domains,
-                            options.base, options.domain, options.request, options.phase);
-    made = sim::make_synthetic(std::move(with));
+    const sim::SyntheticOptions with = synthetic_options(options, trace, shape);
+    out.about =
+        fmt::format("synthetic: {} domains; base {:.2f}, domain {:.2f}, request {:.2f}, drift {:.2f}, phase {:.2f}",
+                    with.domains.size(), with.base, with.domain, with.request, with.drift, with.phase);
+    made = sim::make_synthetic(with);
   } else if (std::error_code error; std::filesystem::is_directory(options.experts, error)) {
     out.about = fmt::format("decisions token by token of {}", options.experts);
     made = sim::load_token_decisions(options.experts, {}, seed);
   } else {
-    Result<Processes> recorded = recorded_experts(options, seed);
+    Result<Processes> recorded = recorded_experts(options, trace, seed);
     if (!recorded) return std::move(recorded).error();
     out = *std::move(recorded);
     made = std::move(out.simulated);
@@ -343,14 +389,8 @@ Result<sim::Profile> set_workers(const SimulateOptions& options, uint32_t piece_
 
 Result<SimulateSetup> set_up_simulation(const SimulateOptions& options) {
   SimulateSetup out;
-  Result<sim::Trace> trace = draw_trace(options);
+  Result<sim::Trace> trace = make_trace(options);
   if (!trace) return std::move(trace).error();
-  if (trace->requests.size() > static_cast<size_t>(options.most_requests)) {
-    trace->requests.resize(static_cast<size_t>(options.most_requests));
-  }
-  if (trace->requests.empty()) {
-    return invalid("no request arrives; accepted: a --rate and --seconds that give at least one", "rate");
-  }
   if (Status ok = set_router(options, out.cluster.router); !ok) return ok.error();
   const Result<sim::Profile> profile = set_workers(options, trace->block_tokens, out);
   if (!profile) return profile.error();
@@ -359,8 +399,9 @@ Result<SimulateSetup> set_up_simulation(const SimulateOptions& options) {
   out.cluster.probe_ms = options.probe_ms;
   out.cluster.routers = static_cast<uint32_t>(options.routers);
   out.cluster.retries = static_cast<uint32_t>(options.retries);
-  Result<Processes> experts = make_experts(options, *profile);
+  Result<Processes> experts = make_experts(options, *trace, *profile);
   if (!experts) return std::move(experts).error();
+  if (Status ok = match_domains(*trace, experts->simulated->domains()); !ok) return ok.error();
   out.experts = experts->about;
   out.domains = experts->simulated->domains();
   for (size_t i = 0; i < trace->requests.size(); ++i) {

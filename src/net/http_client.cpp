@@ -60,6 +60,8 @@ HttpClient::HttpClient(asio::any_io_executor executor, ClientOptions options)
 
 HttpClient::~HttpClient() { impl_->shut_down(); }
 
+void HttpClient::shut_down() { impl_->shut_down(); }
+
 Task<Result<std::unique_ptr<ClientResponse>>> HttpClient::send(const Endpoint& endpoint, RequestHead head,
                                                                std::span<const std::string_view> body,
                                                                CancelToken cancel, RequestDeadlines deadlines) {

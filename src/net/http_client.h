@@ -83,6 +83,10 @@ class HttpClient {
   Task<Result<std::string>> get(const Endpoint& endpoint, std::string target, size_t limit_bytes,
                                 std::chrono::milliseconds timeout_ms, CancelToken cancel = {});
 
+  // Closes idle connections, and keeps none from now on. Requests under way go on. For an end in which others than
+  // the executor's thread destroy this object.
+  void shut_down();
+
   // For endpoints by name: looks the name up anew, and keeps no connection to an address that it means no more.
   Task<void> refresh(Endpoint endpoint, CancelToken cancel = {});
 

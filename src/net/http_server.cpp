@@ -1,8 +1,8 @@
 #include "net/http_server.h"
 
 #include <fmt/format.h>
-#include <sys/socket.h>
 
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -24,8 +24,6 @@ using std::chrono::steady_clock;
 constexpr size_t kTurnedAwayAtOnce = 256;
 constexpr std::chrono::milliseconds kAcceptPause{100};  // when the process is out of descriptors
 constexpr std::chrono::milliseconds kCloseGrace{1'000};
-
-using ReusePort = asio::detail::socket_option::boolean<SOL_SOCKET, SO_REUSEPORT>;
 
 Error listen_error(const std::string& host, uint16_t port, const SystemError& cause) {
   if (cause == asio::error::address_in_use) {
@@ -52,26 +50,45 @@ struct HttpServer::Impl : std::enable_shared_from_this<Impl> {
   asio::steady_timer emptied;  // cancelled when the last connection goes
   std::unordered_set<ServerConnection*> open;
   size_t turned_away = 0;
+  // Connections given to this server: those in `open`, and those that are on their way to its thread.
+  std::atomic<size_t> given{0};
+  std::vector<std::shared_ptr<Impl>> others;  // that get connections from this one's acceptor
+  size_t turn = 0;                            // whose turn it is among equals
+
+  // One of `given`, while it lives.
+  class Given {
+   public:
+    explicit Given(std::shared_ptr<Impl> to) : to_(std::move(to)) { ++to_->given; }
+    Given(Given&&) noexcept = default;
+    Given& operator=(Given&&) = delete;
+    ~Given() {
+      if (to_) --to_->given;
+    }
+    const std::shared_ptr<Impl>& to() const { return to_; }
+
+   private:
+    std::shared_ptr<Impl> to_;
+  };
 
   // A connection's place in `open`, from its acceptance on and whatever ends its coroutine.
   class Member {
    public:
-    Member(std::shared_ptr<Impl> impl, std::shared_ptr<ServerConnection> connection)
-        : impl_(std::move(impl)), connection_(std::move(connection)) {
-      impl_->open.insert(connection_.get());
+    Member(Given given, std::shared_ptr<ServerConnection> connection)
+        : given_(std::move(given)), connection_(std::move(connection)) {
+      server().open.insert(connection_.get());
     }
     ~Member() {
-      impl_->open.erase(connection_.get());
-      if (impl_->open.empty()) impl_->emptied.cancel();
+      server().open.erase(connection_.get());
+      if (server().open.empty()) server().emptied.cancel();
     }
     Member(const Member&) = delete;
     Member& operator=(const Member&) = delete;
 
-    Impl& server() { return *impl_; }
+    Impl& server() { return *given_.to(); }
     ServerConnection& connection() { return *connection_; }
 
    private:
-    std::shared_ptr<Impl> impl_;
+    Given given_;
     std::shared_ptr<ServerConnection> connection_;
   };
 
@@ -79,7 +96,11 @@ struct HttpServer::Impl : std::enable_shared_from_this<Impl> {
   static Task<void> accept_loop(std::shared_ptr<Impl> self);
   static Task<void> serve(std::unique_ptr<Member> member);
   static Task<void> turn_away(std::shared_ptr<Impl> self, std::shared_ptr<ServerConnection> connection);
-  void welcome(tcp::socket socket);
+  std::shared_ptr<Impl> next_taker();
+  size_t all_given() const;
+  void hand_over(tcp::socket socket, const std::shared_ptr<Impl>& taker);
+  void welcome(tcp::socket socket, Given given);
+  void send_away(tcp::socket socket);
   void stop();
   Task<void> wait_until_empty(std::chrono::milliseconds at_most);
   std::vector<std::shared_ptr<ServerConnection>> snapshot() const;
@@ -97,7 +118,6 @@ Status HttpServer::Impl::bind(const std::string& host, uint16_t port) {
   const tcp::endpoint endpoint(address, port);
   acceptor.open(endpoint.protocol(), error);
   if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error && context->options.reuse_port) acceptor.set_option(ReusePort(true), error);
   if (!error) acceptor.bind(endpoint, error);
   if (!error) acceptor.listen(tcp::acceptor::max_listen_connections, error);
   if (!error) return {};
@@ -109,11 +129,12 @@ Status HttpServer::Impl::bind(const std::string& host, uint16_t port) {
 Task<void> HttpServer::Impl::accept_loop(std::shared_ptr<Impl> self) {
   bool complained = false;
   for (;;) {
-    auto [error, socket] = co_await self->acceptor.async_accept(kNoThrow);
+    const std::shared_ptr<Impl> taker = self->next_taker();
+    auto [error, socket] = co_await self->acceptor.async_accept(taker->executor, kNoThrow);
     if (!self->acceptor.is_open()) co_return;
     if (!error) {
       complained = false;
-      self->welcome(std::move(socket));
+      self->hand_over(std::move(socket), taker);
       continue;
     }
     if (error == asio::error::connection_aborted) continue;
@@ -124,16 +145,61 @@ Task<void> HttpServer::Impl::accept_loop(std::shared_ptr<Impl> self) {
   }
 }
 
-void HttpServer::Impl::welcome(tcp::socket socket) {
+// Who has fewest at this moment; what closes until the next connection comes is of no account.
+std::shared_ptr<HttpServer::Impl> HttpServer::Impl::next_taker() {
+  if (others.empty()) return shared_from_this();
+  const size_t count = others.size() + 1;
+  std::shared_ptr<Impl> best;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t at = (turn + i) % count;
+    std::shared_ptr<Impl> one = at == 0 ? shared_from_this() : others[at - 1];
+    if (!best || one->given < best->given) best = std::move(one);
+  }
+  turn = (turn + 1) % count;
+  return best;
+}
+
+size_t HttpServer::Impl::all_given() const {
+  size_t sum = given;
+  for (const auto& other : others) sum += other->given;
+  return sum;
+}
+
+void HttpServer::Impl::hand_over(tcp::socket socket, const std::shared_ptr<Impl>& taker) {
   // Nothing here may end the accept loop: for want of memory this one connection is dropped.
   try {
-    const auto connection = std::make_shared<ServerConnection>(context, std::move(socket));
-    if (open.size() < context->options.connections) {
-      asio::co_spawn(executor, serve(std::make_unique<Member>(shared_from_this(), connection)), asio::detached);
-    } else if (turned_away < kTurnedAwayAtOnce) {
-      ++turned_away;
-      asio::co_spawn(executor, turn_away(shared_from_this(), connection), asio::detached);
+    if (all_given() >= context->options.connections) {
+      if (taker.get() == this) return send_away(std::move(socket));
+      asio::post(taker->executor,
+                 [taker, socket = std::move(socket)]() mutable { taker->send_away(std::move(socket)); });
+      return;
     }
+    Given place(taker);
+    if (taker.get() == this) return welcome(std::move(socket), std::move(place));
+    asio::post(taker->executor, [socket = std::move(socket), place = std::move(place)]() mutable {
+      Impl& there = *place.to();
+      there.welcome(std::move(socket), std::move(place));
+    });
+  } catch (const std::exception& fault) {
+    context->log.error("a new connection was dropped: {}", fault.what());
+  }
+}
+
+void HttpServer::Impl::welcome(tcp::socket socket, Given place) {
+  try {
+    const auto connection = std::make_shared<ServerConnection>(context, std::move(socket));
+    asio::co_spawn(executor, serve(std::make_unique<Member>(std::move(place), connection)), asio::detached);
+  } catch (const std::exception& fault) {
+    context->log.error("a new connection was dropped: {}", fault.what());
+  }
+}
+
+void HttpServer::Impl::send_away(tcp::socket socket) {
+  if (turned_away >= kTurnedAwayAtOnce) return;
+  try {
+    const auto connection = std::make_shared<ServerConnection>(context, std::move(socket));
+    ++turned_away;
+    asio::co_spawn(executor, turn_away(shared_from_this(), connection), asio::detached);
   } catch (const std::exception& fault) {
     context->log.error("a new connection was dropped: {}", fault.what());
   }
@@ -192,6 +258,11 @@ HttpServer::~HttpServer() {
   for (const auto& connection : impl_->snapshot()) connection->close_socket();
 }
 
+void HttpServer::share_with(const std::vector<HttpServer*>& others) {
+  KINDRED_CHECK(!impl_->acceptor.is_open());
+  for (const HttpServer* other : others) impl_->others.push_back(other->impl_);
+}
+
 Result<uint16_t> HttpServer::listen(const std::string& host, uint16_t port) {
   KINDRED_CHECK(!impl_->acceptor.is_open());
   if (Status bound = impl_->bind(host, port); !bound) return std::move(bound).error();
@@ -214,6 +285,6 @@ Task<void> HttpServer::drain(std::chrono::milliseconds deadline_ms) {
   co_await impl->wait_until_empty(kCloseGrace);
 }
 
-size_t HttpServer::connections() const { return impl_->open.size(); }
+size_t HttpServer::connections() const { return impl_->all_given(); }
 
 }  // namespace kindred::net

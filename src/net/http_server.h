@@ -1,4 +1,4 @@
-// HTTP/1.1 server on one io_context.
+// HTTP/1.1 server on one io_context. Several, one per thread, may share one port (share_with).
 //
 // Each connection is one coroutine; each request runs the handler to its end before the next is read
 // (pipelined requests wait in the socket). While a handler runs the connection is watched: if the
@@ -8,7 +8,7 @@
 //
 // A handler that throws, does not answer, or calls out of order loses its own connection; it is logged.
 //
-// Thread-safety: confined to the io_context's thread, except stop() which may be called from any.
+// Thread-safety: confined to the io_context's thread, except stop() and connections(), which may be called from any.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "net/http_message.h"
@@ -29,9 +30,8 @@ class TlsServer;
 struct ServerOptions {
   HeadLimits head;
   size_t body_bytes = 64 * 1024 * 1024;  // larger bodies: 413
-  size_t connections = 16384;            // more: 503 and close
+  size_t connections = 16384;            // more: 503 and close; of all servers that share the port
   std::shared_ptr<TlsServer> tls;        // null: in clear
-  bool reuse_port = false;               // several servers, one per thread, share the port
   std::chrono::milliseconds head_timeout_ms{
       30'000};  // from the first byte of a head to its end; also for TLS's handshake
   std::chrono::milliseconds body_timeout_ms{120'000};  // for a whole request body
@@ -82,6 +82,14 @@ class HttpServer {
   HttpServer(asio::any_io_executor executor, ServerOptions options, Handler handler, Doorkeeper doorkeeper = {});
   ~HttpServer();  // the io_context must have stopped, or drain() have returned
 
+  // Before listen(): each connection goes to this server or one of `others`, to the one that has fewest. The others
+  // do not listen. Each serves on the thread of its own executor, and is stopped and drained there, this one first.
+  //
+  // One acceptor that hands connections round, and not SO_REUSEPORT for each: the kernel spreads by a hash of
+  // addresses, and clients of a router are few and stay for long (gateways), so that one thread may get most of
+  // them; what waits in a closing socket's queue would be reset; and a second router on the port would go unnoticed.
+  void share_with(const std::vector<HttpServer*>& others);
+
   // Binds and starts to accept. Port 0 takes a free one. Returns the bound port. Error kIo names
   // address and cause ("port 8000 is in use by another process").
   Result<uint16_t> listen(const std::string& host, uint16_t port);
@@ -89,7 +97,7 @@ class HttpServer {
   void stop();  // accept no more; open connections go on, but close after their current request
   // Waits until all connections are closed, at most `deadline`; then closes what is left.
   Task<void> drain(std::chrono::milliseconds deadline_ms);
-  size_t connections() const;
+  size_t connections() const;  // with those of the servers it shares with
 
  private:
   struct Impl;

@@ -64,8 +64,10 @@ Json worker_json(const fleet::WorkerStatus& worker) {
 }
 
 Json policy_json(const Core& core) {
-  const policy::DecodePolicyOptions& decode = core.options.decode_policy;
-  const policy::PrefillPolicyOptions& prefill = core.options.prefill_policy;
+  const SettingsPtr settings = core.settings();
+  const RouterOptions& options = settings->options;
+  const policy::DecodePolicyOptions& decode = options.decode_policy;
+  const policy::PrefillPolicyOptions& prefill = options.prefill_policy;
   return {
       {"decode", decode.name},
       {"tau", decode.tau},
@@ -73,22 +75,27 @@ Json policy_json(const Core& core) {
       {"tie_break", decode.tie_break},
       {"prefill", prefill.name},
       {"prefix_bytes", prefill.prefix_bytes},
-      {"plain", core.plain_policy->name()},
-      {"load", fleet::to_string(core.options.load)},
-      {"shadow", core.options.shadow_policy ? Json(core.options.shadow_policy->name) : Json(nullptr)},
+      {"plain", settings->plain_policy->name()},
+      {"load", fleet::to_string(options.load)},
+      {"shadow", options.shadow_policy ? Json(options.shadow_policy->name) : Json(nullptr)},
   };
 }
 
 Json cohorts_json(const Core& core) {
-  if (!core.cohorts) return nullptr;
-  const expert::CohortData& data = core.cohorts->data();
+  const auto model = core.cohorts();
+  if (!model) return nullptr;
+  const expert::CohortData& data = model->data();
   size_t owned = 0;
   for (const fleet::WorkerStatus& worker : core.fleet.status(/*all=*/true)) owned += worker.cohort >= 0 ? 1 : 0;
   Json out = {
-      {"file", core.options.cohorts}, {"count", owned},
-      {"model", data.model},          {"fingerprint", data.model_fingerprint},
-      {"layers", data.shape.layers},  {"kept_layers", data.greedy_layers},
-      {"samples", data.samples},      {"rho", nullptr},
+      {"file", core.settings()->options.cohorts},
+      {"count", owned},
+      {"model", data.model},
+      {"fingerprint", data.model_fingerprint},
+      {"layers", data.shape.layers},
+      {"kept_layers", data.greedy_layers},
+      {"samples", data.samples},
+      {"rho", nullptr},
   };
   if (!data.rho.empty()) out["rho"] = data.rho.back();
   return out;
@@ -96,7 +103,7 @@ Json cohorts_json(const Core& core) {
 
 Json refit_json(const Core& core) {
   if (!core.refitter) return nullptr;
-  const RefitSettings& settings = core.options.refit;
+  const RefitSettings settings = core.settings()->options.refit;
   const RefitStatus& now = core.refitter->status();
   Json out = {
       {"interval_ms", settings.interval_ms.count()},
@@ -188,7 +195,9 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
       co_return;
     }
   }
-  co_await answer_json(exchange, 200, status_json(core, decisions));
+  // The refitter is the control loop's.
+  std::string body = co_await on_control(core, exchange.loop, [&] { return status_json(core, decisions); });
+  co_await answer_json(exchange, 200, std::move(body));
 }
 
 }  // namespace
@@ -197,16 +206,13 @@ std::string status_json(const Core& core, size_t decisions) {
   Json workers = Json::array();
   for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(worker));
   Json last = Json::array();
-  const auto& records = core.decisions.records();
-  for (auto it = records.rbegin(); it != records.rend() && last.size() < decisions; ++it) {
-    last.push_back(decision_json(core, *it));
-  }
+  for (const DecisionRecord& record : core.decisions.newest(decisions)) last.push_back(decision_json(core, record));
   const std::string reason = unserved_reason(core, {});
   return dump({
       {"v", 1},
       {"ready", reason.empty()},
       {"not_ready_reason", reason.empty() ? Json(nullptr) : Json(reason)},
-      {"draining", core.draining},
+      {"draining", core.draining.load()},
       {"unix_s", core.clock.unix_seconds()},
       {"requests_in_flight", core.requests_in_flight()},
       {"requests_waiting", core.gate->waiting()},

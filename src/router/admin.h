@@ -1,6 +1,6 @@
 // What the router says of itself: models, readiness, metrics, status.
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: the answers run on the request's own loop; status_json() is confined to the control loop.
 #pragma once
 
 #include <string>

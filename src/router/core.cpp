@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
 #include <optional>
 #include <random>
-#include <tuple>
 
 #include "base/bytes.h"
 #include "base/rng.h"
 #include "fleet/endpoint_slices.h"
 #include "net/tls.h"
+#include "policy/locked.h"
 #include "policy/shadow.h"
 #include "router/edge.h"
 #include "router/experiment.h"
@@ -64,6 +65,12 @@ void check_dialects(const RouterOptions& options, std::vector<Error>& problems) 
         invalid(fmt::format("dialect: got '{}', accepted: URL=DIALECT with one of {}", entry, fleet::kDialectNames),
                 "dialect"));
   }
+}
+
+std::deque<Loop> make_loops(std::span<const net::asio::any_io_executor> executors, const net::ClientOptions& upstream) {
+  std::deque<Loop> out;
+  for (const net::asio::any_io_executor& executor : executors) out.emplace_back(executor, upstream);
+  return out;
 }
 
 // Workers may come from elsewhere, so that the options need name none.
@@ -154,13 +161,25 @@ std::vector<Error> wanted_workers(const RouterOptions& options, std::vector<flee
   return problems;
 }
 
-Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& time)
-    : executor(std::move(with)),
-      options(std::move(given)),
+std::shared_ptr<policy::DecodePolicy> lock(std::unique_ptr<policy::DecodePolicy> policy) {
+  return std::make_shared<policy::LockedDecode>(std::move(policy));
+}
+
+std::shared_ptr<policy::PrefillPolicy> lock(std::unique_ptr<policy::PrefillPolicy> policy) {
+  return std::make_shared<policy::LockedPrefill>(std::move(policy));
+}
+
+net::Task<void> run_on(const Loop& loop, net::Task<void> task) {
+  co_await net::asio::co_spawn(loop.executor, std::move(task), net::asio::use_awaitable);
+}
+
+Core::Core(std::span<const net::asio::any_io_executor> executors, const RouterOptions& options, const Clock& time)
+    : loops(make_loops(executors, options.edge.upstream)),
+      executor(loops.front().executor),
+      closing(loops.front().closing),
       clock(time),
       fleet(time, fleet_options(options)),
       room(time, options.decode_inflight),
-      client(executor, options.edge.upstream),
       export_client(executor, export_options(options)),
       probe_client(executor, probe_options(options)),
       leases(std::make_shared<LeaseKeeper>(executor, time)),
@@ -168,22 +187,28 @@ Core::Core(net::asio::any_io_executor with, RouterOptions given, const Clock& ti
       decisions(options.decisions),
       id_seed_(random_seed()) {}
 
-Result<CorePtr> Core::make(net::asio::any_io_executor executor, RouterOptions options, const Clock& clock) {
-  CorePtr core(new Core(std::move(executor), std::move(options), clock));  // the constructor is private
-  auto retry_on = RetryStatuses::parse(core->options.retry_on);
+Result<CorePtr> Core::make(std::span<const net::asio::any_io_executor> executors, RouterOptions options,
+                           const Clock& clock) {
+  KINDRED_CHECK(!executors.empty());
+  CorePtr core(new Core(executors, options, clock));  // the constructor is private
+  const auto settings = std::make_shared<Settings>();
+  settings->options = std::move(options);
+  const RouterOptions& given = settings->options;
+  auto retry_on = RetryStatuses::parse(given.retry_on);
   if (!retry_on) return std::move(retry_on).error();
-  core->retry_on = *retry_on;
-  auto edge = Edge::make(core->options.edge, clock);
+  settings->retry_on = *retry_on;
+  auto edge = Edge::make(given.edge, clock);
   if (!edge) return std::move(edge).error();
   core->edge = *std::move(edge);
-  if (Status made = core->prepare_policies(); !made) return std::move(made).error();
-  if (Status ready = core->prepare_prefixes(); !ready) return std::move(ready).error();
-  auto aliases = ModelAliases::parse(core->options.model_aliases);
+  if (Status made = core->prepare_policies(*settings); !made) return std::move(made).error();
+  if (Status ready = core->prepare_prefixes(*settings); !ready) return std::move(ready).error();
+  auto aliases = ModelAliases::parse(given.model_aliases);
   if (!aliases) return std::move(aliases).error();
-  core->aliases = *std::move(aliases);
-  if (Status added = core->add_workers(); !added) return std::move(added).error();
-  if (Status loaded = core->load_cohorts(); !loaded) return std::move(loaded).error();
-  if (Status ready = core->prepare_refit(); !ready) return std::move(ready).error();
+  settings->aliases = *std::move(aliases);
+  core->set_settings(settings);
+  if (Status added = core->add_workers(given); !added) return std::move(added).error();
+  if (Status loaded = core->load_cohorts(given); !loaded) return std::move(loaded).error();
+  if (Status ready = core->prepare_refit(*settings); !ready) return std::move(ready).error();
   return core;
 }
 
@@ -227,6 +252,7 @@ Result<fleet::WorkerId> Core::add_worker(const std::string& url, Role role, cons
     if (Status heard = prefixes->worker_added(next, *endpoint); !heard) return std::move(heard).error();
   }
   const fleet::WorkerId id = fleet.add({.url = endpoint->url(), .role = role, .dialect = dialect});
+  const std::lock_guard lock(workers_mutex_);
   workers.push_back({.endpoint = *std::move(endpoint),
                      .pause = std::make_shared<net::asio::steady_timer>(executor),
                      .poll_pause = std::make_shared<net::asio::steady_timer>(executor)});
@@ -261,7 +287,12 @@ void Core::drop_worker(fleet::WorkerId id) {
   workers[id].poll_pause->cancel();
 }
 
-Status Core::add_workers() {
+const net::Endpoint& Core::endpoint(fleet::WorkerId id) const {
+  const std::lock_guard lock(workers_mutex_);
+  return workers[id].endpoint;
+}
+
+Status Core::add_workers(const RouterOptions& options) {
   std::vector<fleet::WantedWorker> wanted;
   std::vector<Error> problems = wanted_workers(options, wanted);
   if (!problems.empty()) return std::move(problems.front());
@@ -273,25 +304,27 @@ Status Core::add_workers() {
   return {};
 }
 
-Status Core::load_cohorts() {
+Status Core::load_cohorts(const RouterOptions& options) {
   if (options.cohorts.empty()) return {};
   auto loaded = expert::CohortModel::load(options.cohorts);
   if (!loaded) return std::move(loaded).error();
-  cohorts = std::make_shared<const expert::CohortModel>(*std::move(loaded));
+  const auto model = std::make_shared<const expert::CohortModel>(*std::move(loaded));
+  set_cohorts(model);
   const size_t decode = fleet.count(Role::kDecode);
   // A refit finds the number that fits, and workers that may come later are no reason to refuse.
   const bool may_differ = options.refit.on || may_grow(options);
-  if (!may_differ && cohorts->cohorts() != decode) {
+  if (!may_differ && model->cohorts() != decode) {
     return invalid(fmt::format("{} has {} cohorts but {} decode workers are configured; each decode worker needs one "
                                "(fit again with as many cohorts, or change the list)",
-                               options.cohorts, cohorts->cohorts(), decode),
+                               options.cohorts, model->cohorts(), decode),
                    "cohorts");
   }
-  fleet.assign_cohorts(cohorts->cohorts());
+  fleet.assign_cohorts(model->cohorts());
   return {};
 }
 
-Status Core::prepare_policies() {
+Status Core::prepare_policies(Settings& settings) {
+  const RouterOptions& options = settings.options;
   if (!options.experiment.arms.empty()) {
     if (options.shadow_policy) {
       return invalid("shadow_policy: not with an experiment, whose policies act in turn", "shadow_policy");
@@ -299,34 +332,44 @@ Status Core::prepare_policies() {
     auto made = Experiment::make(options.experiment, clock);
     if (!made) return std::move(made).error();
     experiment = *std::move(made);
-    prefill_policy = experiment->prefill_policy();
-    decode_policy = experiment->decode_policy();
-    plain_policy = experiment->plain_policy();
+    settings.prefill_policy = lock(experiment->prefill_policy());
+    settings.decode_policy = lock(experiment->decode_policy());
+    settings.plain_policy = lock(experiment->plain_policy());
     return {};
   }
   auto prefill = policy::make_prefill_policy(options.prefill_policy);
   if (!prefill) return std::move(prefill).error();
-  prefill_policy = *std::move(prefill);
+  settings.prefill_policy = lock(*std::move(prefill));
   auto decode = make_decode_policies(options.decode_policy);
   if (!decode) return std::move(decode).error();
-  std::tie(decode_policy, plain_policy) = *std::move(decode);
-  if (!options.shadow_policy) return {};
+  auto& [with_experts, without] = *decode;
+  if (options.shadow_policy) {
+    if (Status put = put_shadow(*options.shadow_policy, with_experts, without); !put) return put;
+  }
+  settings.decode_policy = lock(std::move(with_experts));
+  settings.plain_policy = lock(std::move(without));
+  return {};
+}
+
+Status Core::put_shadow(const policy::DecodePolicyOptions& of, std::unique_ptr<policy::DecodePolicy>& with_experts,
+                        std::unique_ptr<policy::DecodePolicy>& without) {
   const auto told = [this](const policy::ShadowVerdict& verdict) { metrics.shadow_decided(verdict); };
   // One each, since policies have memories.
-  for (auto* acting : {&decode_policy, &plain_policy}) {
-    auto shadow = policy::make_decode_policy(*options.shadow_policy);
+  for (auto* acting : {&with_experts, &without}) {
+    auto shadow = policy::make_decode_policy(of);
     if (!shadow) return std::move(shadow).error();
     // Without experts to look at it would only say what load says.
-    if (acting == &plain_policy && (*shadow)->wants_counts()) break;
+    if (acting == &without && (*shadow)->wants_counts()) break;
     *acting = std::make_unique<policy::ShadowedDecode>(std::move(*acting), *std::move(shadow), clock, told);
   }
   return {};
 }
 
-Status Core::prepare_prefixes() {
+Status Core::prepare_prefixes(const Settings& settings) {
+  const RouterOptions& options = settings.options;
   const auto priced = [](const policy::DecodePolicyOptions& of) { return of.held_weight > 0; };
   const auto arm_priced = [&](const ExperimentArm& arm) { return priced(arm.decode); };
-  const bool wanted = prefill_policy->wants_prefix() || priced(options.decode_policy) ||
+  const bool wanted = settings.prefill_policy->wants_prefix() || priced(options.decode_policy) ||
                       std::ranges::any_of(options.experiment.arms, arm_priced);
   if (!wanted) return {};
   const size_t given = options.prefill.size() + options.decode.size() + options.worker.size();
@@ -338,17 +381,18 @@ Status Core::prepare_prefixes() {
   return {};
 }
 
-Status Core::prepare_refit() {
-  if (!options.refit.on) return {};
-  if (!decode_policy->wants_counts()) {
-    return invalid(
-        fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", decode_policy->name()),
-        "refit");
+Status Core::prepare_refit(const Settings& settings) {
+  if (!settings.options.refit.on) return {};
+  const policy::DecodePolicy& decode = *settings.decode_policy;
+  if (!decode.wants_counts()) {
+    return invalid(fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", decode.name()),
+                   "refit");
   }
-  if (cohorts && expert::uses_gates(cohorts->data().transform)) {
+  const auto model = cohorts();
+  if (model && expert::uses_gates(model->data().transform)) {
     return invalid(fmt::format("refit: {} was fitted on gate sums, which prefill replies do not carry; fit it with one "
                                "of the transforms of counts",
-                               options.cohorts),
+                               settings.options.cohorts),
                    "refit");
   }
   refitter = std::make_shared<Refitter>(*this);
@@ -357,7 +401,12 @@ Status Core::prepare_refit() {
 
 void Core::worker_refused(fleet::WorkerId id, const std::string& why) {
   if (fleet.report_refused(id, why)) log.warn("{} is out: {}", endpoint(id).url(), why);
-  workers[id].pause->cancel();  // check now
+  std::shared_ptr<net::asio::steady_timer> pause;
+  {
+    const std::lock_guard lock(workers_mutex_);
+    pause = workers[id].pause;
+  }
+  net::asio::post(executor, [pause = std::move(pause)] { pause->cancel(); });  // check now
 }
 
 void Core::worker_failed(fleet::WorkerId id, const std::string& why) {
@@ -375,14 +424,21 @@ void Core::worker_answered(fleet::WorkerId id, int status) {
 }
 
 bool Core::spawn(CorePtr core, net::Task<void> task, bool standing) {
-  if (core->closing.cancelled() || core->background_ >= kMaxBackground) return false;
-  const size_t stands = standing ? 1 : 0;
-  ++core->background_;
-  core->standing_ += stands;
-  const net::asio::any_io_executor on = core->executor;
-  net::asio::co_spawn(on, std::move(task), [core = std::move(core), stands](const std::exception_ptr&) {
+  Loop& control = core->loops.front();
+  return spawn_on(control, std::move(core), std::move(task), standing);
+}
+
+bool Core::spawn_on(Loop& loop, CorePtr core, net::Task<void> task, bool standing) {
+  if (loop.closing.cancelled()) return false;
+  if (core->background_.fetch_add(1) >= kMaxBackground) {
     --core->background_;
+    return false;
+  }
+  const size_t stands = standing ? 1 : 0;
+  core->standing_ += stands;
+  net::asio::co_spawn(loop.executor, std::move(task), [core = std::move(core), stands](const std::exception_ptr&) {
     core->standing_ -= stands;
+    --core->background_;
   });
   return true;
 }

@@ -21,8 +21,9 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   fleet::Ask asked = ask_of(exchange, ask.load, ask.exclude);
   asked.fingerprint = ask.fingerprint;
   asked.counts = ask.counts;
-  const std::shared_ptr<const expert::CohortModel> cohorts = core.cohorts;
-  const auto choice = fleet::choose_decode(core.fleet, core.room, *core.decode_policy, cohorts.get(), asked);
+  const std::shared_ptr<const expert::CohortModel> cohorts = core.cohorts();
+  const auto choice =
+      fleet::choose_decode(core.fleet, core.room, *exchange.settings->decode_policy, cohorts.get(), asked);
   if (!choice) return std::nullopt;
   const fleet::Snapshot& snapshot = choice->snapshot;
   const policy::Decision* decision = &choice->decision;
@@ -66,7 +67,7 @@ std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, flee
   const MonotonicTime begun = core.clock.now();
   fleet::Ask ask = ask_of(exchange, prefill_load(exchange.scan), exclude);
   ask.dialect = dialect;
-  const auto choice = fleet::choose_prefill(core.fleet, *core.prefill_policy, ask);
+  const auto choice = fleet::choose_prefill(core.fleet, *exchange.settings->prefill_policy, ask);
   if (!choice) return std::nullopt;
   sent_to(core, exchange, choice->worker, /*computes=*/true);
   core.metrics.prefill_decision_s.observe(seconds_between(begun, core.clock.now()));

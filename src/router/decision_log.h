@@ -1,10 +1,13 @@
 // The last decisions, for GET /status: which workers a request got and why. Nothing of its content.
 //
-// Thread-safety: none.
+// Thread-safety: all methods take one mutex.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,16 +39,25 @@ class DecisionLog {
   explicit DecisionLog(size_t limit) : limit_(limit) {}
 
   void add(DecisionRecord record) {
+    const std::lock_guard lock(mutex_);
     ++total_;
     if (limit_ == 0) return;
     if (records_.size() == limit_) records_.pop_front();
     records_.push_back(std::move(record));
   }
-  const std::deque<DecisionRecord>& records() const { return records_; }  // oldest first
-  uint64_t total() const { return total_; }
+  // At most `most`, the newest first.
+  std::vector<DecisionRecord> newest(size_t most) const {
+    const std::lock_guard lock(mutex_);
+    return {records_.rbegin(), records_.rbegin() + static_cast<ptrdiff_t>(std::min(most, records_.size()))};
+  }
+  uint64_t total() const {
+    const std::lock_guard lock(mutex_);
+    return total_;
+  }
 
  private:
-  size_t limit_;
+  const size_t limit_;
+  mutable std::mutex mutex_;
   uint64_t total_ = 0;
   std::deque<DecisionRecord> records_;
 };

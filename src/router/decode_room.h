@@ -1,6 +1,6 @@
 // Room in the decode pool of a request's model, known before its prompt is run (fleet/room.h).
 //
-// Thread-safety: confined to the core's thread.
+// Thread-safety: each request on the thread of its own loop; what they share is behind locks (fleet/room.h).
 #pragma once
 
 #include <optional>

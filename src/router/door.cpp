@@ -61,20 +61,20 @@ Result<Claim> read_claim(const net::RequestHead& head, std::string key) {
   return claim;
 }
 
-Admitted::Admitted(CorePtr its_core, net::Request& request, net::ResponseWriter& writer)
+Admitted::Admitted(CorePtr its_core, Loop& loop, net::Request& request, net::ResponseWriter& writer)
     : core(std::move(its_core)),
-      exchange(request, writer, request_id_of(*core, request.head), core->clock.now()),
+      exchange(loop, core->settings(), request, writer, request_id_of(*core, request.head), core->clock.now()),
       visit(*core, exchange) {}
 
-net::Task<std::shared_ptr<void>> admit(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
-  const auto admitted = std::make_shared<Admitted>(core, request, writer);
+net::Task<std::shared_ptr<void>> admit(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer) {
+  const auto admitted = std::make_shared<Admitted>(core, loop, request, writer);
   Exchange& exchange = admitted->exchange;
   std::optional<ApiError> refused = admitted->visit.admit_caller();
   Result<Claim> claim = read_claim(request.head, exchange.key_name);
   if (!refused && !claim) refused = api_error(claim.error());
   if (!refused) {
     admitted->lane = claim->lane;
-    auto permit = co_await core->gate->enter(core->executor, *std::move(claim), request.cancel);
+    auto permit = co_await core->gate->enter(loop.executor, *std::move(claim), request.cancel);
     if (permit) {
       admitted->permit = *std::move(permit);
       co_return admitted;

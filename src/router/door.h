@@ -1,7 +1,7 @@
 // What happens to a request for a worker before its body is read: it gets a place, waits for one, or is
 // turned away; and first it says whose it is.
 //
-// Thread-safety: confined to the core's thread.
+// Thread-safety: each request on the thread of its own loop.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ inline constexpr int kMostPriority = 100;                                  // an
 
 // A request for a worker, from its head on. Lives in net::Request::permit.
 struct Admitted {
-  Admitted(CorePtr its_core, net::Request& request, net::ResponseWriter& writer);
+  Admitted(CorePtr its_core, Loop& loop, net::Request& request, net::ResponseWriter& writer);
 
   const CorePtr core;
   Exchange exchange;
@@ -42,6 +42,6 @@ std::string request_id_of(Core& core, const net::RequestHead& head);
 Result<Claim> read_claim(const net::RequestHead& head, std::string key);
 
 // For net::Doorkeeper: returns an Admitted, or answers (400, 401, 429, 503) and returns nullptr.
-net::Task<std::shared_ptr<void>> admit(CorePtr core, net::Request& request, net::ResponseWriter& writer);
+net::Task<std::shared_ptr<void>> admit(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer);
 
 }  // namespace kindred::router

@@ -1,6 +1,6 @@
 // One client request on its way through the router, and its answer.
 //
-// Thread-safety: none; lives in the request's coroutine.
+// Thread-safety: none; lives in the request's coroutine, on the thread of its loop.
 #pragma once
 
 #include <optional>
@@ -32,8 +32,14 @@ struct LegFailure {
 
 class Exchange {
  public:
-  Exchange(net::Request& req, net::ResponseWriter& to, std::string request_id, MonotonicTime now)
-      : request(req), writer(to), id(std::move(request_id)), arrived(now) {}
+  Exchange(Loop& its_loop, SettingsPtr in_force, net::Request& req, net::ResponseWriter& to, std::string request_id,
+           MonotonicTime now)
+      : loop(its_loop),
+        settings(std::move(in_force)),
+        request(req),
+        writer(to),
+        id(std::move(request_id)),
+        arrived(now) {}
 
   // A whole answer.
   net::Task<void> answer(int status, net::Headers headers, std::string_view body);
@@ -54,6 +60,10 @@ class Exchange {
   bool client_gone() const { return request.cancel.cancelled(); }
   void cancelled() { outcome = Outcome::kCancelled; }
 
+  const RouterOptions& options() const { return settings->options; }
+
+  Loop& loop;                  // on whose thread all of it runs
+  const SettingsPtr settings;  // that were in force when it began
   net::Request& request;
   net::ResponseWriter& writer;
   const std::string id;

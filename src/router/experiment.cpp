@@ -132,7 +132,13 @@ void Experiment::finished(const Exchange& exchange) {
       tpot_s = seconds_between(*notes.first_event, *notes.last_event) / static_cast<double>(tokens - 1);
     }
   }
+  const std::lock_guard lock(mutex_);
   ledger_.request(seconds_between(started_, exchange.arrived), now_s(), ttft_s, tpot_s);
+}
+
+Json Experiment::report() const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.report(now_s());
 }
 
 net::Task<void> Experiment::watch(CorePtr core) {
@@ -160,6 +166,7 @@ net::Task<void> Experiment::watch(CorePtr core) {
     const auto then = co_await read_steps(core);
     // Not if it woke too late to tell this slice from the next.
     if (self.ledger_.slice_at(self.now_s()) != slice + 1 || took_s <= 0) continue;
+    const std::lock_guard lock(self.mutex_);
     self.ledger_.window(slice, more / took_s, active_per_step(steps, then));
   }
 }

@@ -4,12 +4,13 @@
 // workers (mean per step and layer). Both over the slice behind its seam.
 //
 // Ownership: held by the core, which outlives it.
-// Thread-safety: that of the core.
+// Thread-safety: any thread, but for watch(), which is the control loop's.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ class Experiment {
   uint32_t arm() const { return ledger_.arm_at(now_s()); }
   // A request whose answer has ended.
   void finished(const Exchange& exchange);
-  Json report() const { return ledger_.report(now_s()); }
+  Json report() const;
 
   // Measures slice after slice until the router closes.
   static net::Task<void> watch(std::shared_ptr<Core> core);
@@ -57,6 +58,7 @@ class Experiment {
 
   const Clock& clock_;
   const MonotonicTime started_;
+  mutable std::mutex mutex_;  // guards what the ledger has seen; plan and schedule do not change
   ExperimentLedger ledger_;
   Policies policies_;  // until they are handed out
 };

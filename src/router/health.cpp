@@ -44,7 +44,7 @@ net::Task<bool> answer_health(Core& core, Exchange& exchange) {
   const bool liveness = path == "/health";
   if (!liveness && path != "/ready") co_return false;
   const std::string asked = exchange.request.head.query_value("model").value_or("");
-  const std::string model(resolve_model(core, asked));
+  const std::string model = resolve_model(core, asked);
   if (!model.empty() && !core.fleet.serving(model).known) {
     ApiError unknown = model_not_found(model, served_models_text(core));
     co_await exchange.fail(std::move(unknown));

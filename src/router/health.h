@@ -4,7 +4,7 @@
 // a router must not be restarted because its workers are away. /ready is 200 when some model can be served.
 // With `?model=NAME` both answer for that model: 200, 503 with the reason, or 404.
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: any loop's thread.
 #pragma once
 
 #include <string>

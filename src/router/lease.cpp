@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/asio/post.hpp>
 #include <utility>
 
 #include "base/bytes.h"
@@ -18,8 +19,8 @@ constexpr milliseconds kIdleTick{3'600'000};
 constexpr size_t kAnswerBytes = 64 * 1024;
 
 // The status of the answer, or 0 if there was none.
-net::Task<int> call_worker(const CorePtr& core, fleet::WorkerId worker, std::string target, std::string body,
-                           milliseconds timeout) {
+net::Task<int> call_worker(const CorePtr& core, Loop& loop, fleet::WorkerId worker, std::string target,
+                           std::string body, milliseconds timeout) {
   net::RequestHead head;
   head.method = "POST";
   head.target = std::move(target);
@@ -29,16 +30,17 @@ net::Task<int> call_worker(const CorePtr& core, fleet::WorkerId worker, std::str
   deadlines.head_ms = timeout;
   deadlines.read_ms = timeout;
   auto response =
-      co_await core->client.send(core->endpoint(worker), std::move(head), parts, core->closing.token(), deadlines);
+      co_await loop.client.send(core->endpoint(worker), std::move(head), parts, loop.closing.token(), deadlines);
   if (!response) co_return 0;
   // Read to its end, so that the connection can be used again.
   const Result<std::string> answer = co_await (*response)->read_all(kAnswerBytes);
   co_return answer.ok() ? (*response)->head().status : 0;
 }
 
-net::Task<void> release_lease(CorePtr core, fleet::WorkerId worker, std::string lease) {
+net::Task<void> release_lease(CorePtr core, Loop& loop, fleet::WorkerId worker, std::string lease) {
   std::string body = "{\"lease\":" + json_string(lease) + "}";
-  const int status = co_await call_worker(core, worker, "/v1/kv_transfer/release", std::move(body), kReleaseTimeout);
+  const int status =
+      co_await call_worker(core, loop, worker, "/v1/kv_transfer/release", std::move(body), kReleaseTimeout);
   if (status == 200) core->metrics.leases_released.add();
   else core->metrics.leases_stranded.add();
 }
@@ -54,8 +56,23 @@ bool fits_in_path(std::string_view id) {
 }  // namespace
 
 void LeaseKeeper::add(const std::shared_ptr<Entry>& entry, milliseconds in) {
-  entry->turn = queue_.emplace(clock_.now() + in, entry);
-  if (entry->turn == queue_.begin()) timer_.cancel();  // it waits for a later one
+  bool sooner = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (entry->lease.empty()) return;  // released meanwhile
+    const MonotonicTime when = clock_.now() + in;
+    entry->turn = queue_.emplace(when, entry);
+    sooner = when < wakes_;
+    if (sooner) wakes_ = when;
+  }
+  if (!sooner) return;
+  net::asio::post(timer_.get_executor(), [self = shared_from_this()] { self->timer_.cancel(); });
+}
+
+std::string LeaseKeeper::give_up(Entry& entry) {
+  const std::lock_guard lock(mutex_);
+  drop(entry);
+  return std::exchange(entry.lease, {});
 }
 
 void LeaseKeeper::drop(Entry& entry) {
@@ -64,24 +81,35 @@ void LeaseKeeper::drop(Entry& entry) {
   queue_.erase(turn);  // and maybe the entry
 }
 
+std::shared_ptr<LeaseKeeper::Entry> LeaseKeeper::next_due(MonotonicTime now) {
+  const std::lock_guard lock(mutex_);
+  if (queue_.empty() || queue_.begin()->first > now) return nullptr;
+  std::shared_ptr<Entry> entry = queue_.begin()->second;
+  drop(*entry);
+  return entry;
+}
+
+milliseconds LeaseKeeper::sleep_from(MonotonicTime now) {
+  const std::lock_guard lock(mutex_);
+  milliseconds wait = kIdleTick;
+  if (!queue_.empty()) wait = std::chrono::ceil<milliseconds>(queue_.begin()->first - now);
+  wait = std::max(wait, milliseconds(1));
+  wakes_ = now + wait;
+  return wait;
+}
+
 net::Task<void> LeaseKeeper::run(CorePtr core) {
   LeaseKeeper& self = *core->leases;
   while (!core->closing.cancelled()) {
     self.renew_due(core);
-    milliseconds wait = kIdleTick;
-    if (!self.queue_.empty()) {
-      wait = std::chrono::ceil<milliseconds>(self.queue_.begin()->first - self.clock_.now());
-    }
-    self.timer_.expires_after(std::max(wait, milliseconds(1)));
+    self.timer_.expires_after(self.sleep_from(self.clock_.now()));
     co_await self.timer_.async_wait(net::kNoThrow);
   }
 }
 
 void LeaseKeeper::renew_due(const CorePtr& core) {
   const MonotonicTime now = clock_.now();
-  while (!queue_.empty() && queue_.begin()->first <= now) {
-    const std::shared_ptr<Entry> entry = queue_.begin()->second;
-    drop(*entry);
+  while (const std::shared_ptr<Entry> entry = next_due(now)) {
     const bool called = calls_ < kMaxCalls && Core::spawn(core, renew(core, entry));
     if (!called) add(entry, entry->interval_ms / 2);
   }
@@ -89,18 +117,24 @@ void LeaseKeeper::renew_due(const CorePtr& core) {
 
 net::Task<void> LeaseKeeper::renew(CorePtr core, std::shared_ptr<Entry> entry) {
   LeaseKeeper& self = *core->leases;
+  std::string target;
+  {
+    const std::lock_guard lock(self.mutex_);
+    if (entry->lease.empty()) co_return;
+    target = "/v1/kv/" + entry->lease + "/renew";
+  }
   ++self.calls_;
   const int status =
-      co_await call_worker(core, entry->worker, "/v1/kv/" + entry->lease + "/renew", "{}", entry->interval_ms);
+      co_await call_worker(core, core->loops.front(), entry->worker, std::move(target), "{}", entry->interval_ms);
   --self.calls_;
   if (status == 200) core->metrics.leases_renewed.add();
   // Unknown there: renewing does not bring it back. No answer: there is time for another try.
-  if (status == 404 || entry->lease.empty() || ++entry->renewals >= kMaxRenewals) co_return;
+  if (status == 404 || ++entry->renewals >= kMaxRenewals) co_return;
   self.add(entry, entry->interval_ms);
 }
 
-LeaseHold::LeaseHold(CorePtr core, fleet::WorkerId worker, std::string lease, uint64_t ttl_ms)
-    : core_(std::move(core)), entry_(std::make_shared<LeaseKeeper::Entry>()) {
+LeaseHold::LeaseHold(CorePtr core, Loop& loop, fleet::WorkerId worker, std::string lease, uint64_t ttl_ms)
+    : core_(std::move(core)), loop_(loop), entry_(std::make_shared<LeaseKeeper::Entry>()) {
   entry_->worker = worker;
   entry_->lease = std::move(lease);
   const auto most = static_cast<uint64_t>(kMostTtl.count());
@@ -110,10 +144,10 @@ LeaseHold::LeaseHold(CorePtr core, fleet::WorkerId worker, std::string lease, ui
 }
 
 void LeaseHold::release() {
-  if (entry_->lease.empty()) return;
-  core_->leases->drop(*entry_);
-  std::string lease = std::exchange(entry_->lease, {});
-  if (!Core::spawn(core_, release_lease(core_, entry_->worker, std::move(lease)))) core_->metrics.leases_stranded.add();
+  std::string lease = core_->leases->give_up(*entry_);
+  if (lease.empty()) return;
+  auto task = release_lease(core_, loop_, entry_->worker, std::move(lease));
+  if (!Core::spawn_on(loop_, core_, std::move(task))) core_->metrics.leases_stranded.add();
 }
 
 void start_renewing(const CorePtr& core) { Core::spawn(core, LeaseKeeper::run(core), /*standing=*/true); }

@@ -1,11 +1,13 @@
 // The KV that a prefill worker holds for a request until the decode worker has pulled it.
 //
-// Thread-safety: none; confined to the core's thread.
+// Thread-safety: any thread. Calls to renew are made on the control loop, those to release on the request's own.
 #pragma once
 
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -18,10 +20,11 @@ class LeaseHold;
 // Renews the leases that are held, each at a third of its time to live, kMaxRenewals times at most and
 // kMaxCalls at once; what has no turn then has it at the next. A lease that its worker does not know any
 // more is left alone: the decode worker will say so.
-class LeaseKeeper {
+class LeaseKeeper : public std::enable_shared_from_this<LeaseKeeper> {
  public:
   LeaseKeeper(const net::asio::any_io_executor& executor, const Clock& clock) : clock_(clock), timer_(executor) {}
 
+  // Of the control loop.
   static net::Task<void> run(CorePtr core);  // until the router closes
   void stop() { timer_.cancel(); }
 
@@ -33,22 +36,27 @@ class LeaseKeeper {
   struct Entry;
   using Queue = std::multimap<MonotonicTime, std::shared_ptr<Entry>>;
   struct Entry {
-    fleet::WorkerId worker = 0;
-    std::string lease;
-    std::chrono::milliseconds interval_ms{0};
-    uint32_t renewals = 0;
-    std::optional<Queue::iterator> turn;  // while it is in the queue
+    fleet::WorkerId worker = 0;                // does not change
+    std::chrono::milliseconds interval_ms{0};  // does not change
+    uint32_t renewals = 0;                     // the control loop's
+    std::string lease;                         // under the mutex; empty: released
+    std::optional<Queue::iterator> turn;       // under the mutex; while it is in the queue
   };
 
   void add(const std::shared_ptr<Entry>& entry, std::chrono::milliseconds in);
-  void drop(Entry& entry);
+  std::string give_up(Entry& entry);  // its lease, once
+  void drop(Entry& entry);            // with the mutex held
+  std::shared_ptr<Entry> next_due(MonotonicTime now);
+  std::chrono::milliseconds sleep_from(MonotonicTime now);
   void renew_due(const CorePtr& core);
   static net::Task<void> renew(CorePtr core, std::shared_ptr<Entry> entry);
 
   const Clock& clock_;
-  net::asio::steady_timer timer_;
-  Queue queue_;  // by when
-  size_t calls_ = 0;
+  net::asio::steady_timer timer_;               // the control loop's
+  size_t calls_ = 0;                            // the control loop's
+  std::mutex mutex_;                            // guards what follows
+  Queue queue_;                                 // by when
+  MonotonicTime wakes_ = MonotonicTime::max();  // when run() looks next
 };
 
 // Keeps the lease alive, and releases it exactly once: when told, or when it is dropped, whatever ended the
@@ -56,7 +64,7 @@ class LeaseKeeper {
 class LeaseHold {
  public:
   // `ttl_ms`: 0 if the worker did not say.
-  LeaseHold(CorePtr core, fleet::WorkerId worker, std::string lease, uint64_t ttl_ms);
+  LeaseHold(CorePtr core, Loop& loop, fleet::WorkerId worker, std::string lease, uint64_t ttl_ms);
   LeaseHold(const LeaseHold&) = delete;
   LeaseHold& operator=(const LeaseHold&) = delete;
   ~LeaseHold() { release(); }
@@ -65,6 +73,7 @@ class LeaseHold {
 
  private:
   CorePtr core_;
+  Loop& loop_;
   std::shared_ptr<LeaseKeeper::Entry> entry_;
 };
 

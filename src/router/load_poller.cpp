@@ -16,8 +16,9 @@ net::Task<void> poll(Core& core, fleet::WorkerId worker, Paths& paths) {
   if (dialect == fleet::Dialect::kOpenAi) co_return;
   const bool loads = dialect == fleet::Dialect::kSglang && !paths.loads_missing;
   std::string target = loads ? "/v1/loads" : "/metrics";
-  const Result<std::string> text = co_await core.probe_client.get(
-      core.endpoint(worker), std::move(target), kLoadPageBytes, core.options.health_timeout_ms, core.closing.token());
+  const std::chrono::milliseconds timeout_ms = core.settings()->options.health_timeout_ms;
+  const Result<std::string> text = co_await core.probe_client.get(core.endpoint(worker), std::move(target),
+                                                                  kLoadPageBytes, timeout_ms, core.closing.token());
   if (!text) {
     paths.loads_missing = paths.loads_missing || (loads && text.error().code == ErrorCode::kNotFound);
     co_return;
@@ -34,7 +35,7 @@ net::Task<void> poll_loop(CorePtr core, fleet::WorkerId worker) {
     if (core->fleet.health(worker) == fleet::Health::kUp) co_await poll(*core, worker, paths);
     else paths = {};  // it may come back as another version
     if (over()) break;
-    pause->expires_after(core->options.load_interval_ms);
+    pause->expires_after(core->settings()->options.load_interval_ms);
     co_await pause->async_wait(net::kNoThrow);
   }
   core->workers[worker].polled = false;
@@ -44,7 +45,7 @@ net::Task<void> poll_loop(CorePtr core, fleet::WorkerId worker) {
 
 bool start_polling(const CorePtr& core, fleet::WorkerId worker) {
   Core::Worker& entry = core->workers[worker];
-  if (core->options.load_interval_ms.count() == 0 || entry.polled) return true;
+  if (core->settings()->options.load_interval_ms.count() == 0 || entry.polled) return true;
   entry.polled = Core::spawn(core, poll_loop(core, worker), /*standing=*/true);
   return entry.polled;
 }

@@ -1,7 +1,7 @@
 // Asks each worker that is up for its own view of its load, once per interval: /metrics, or /v1/loads on
 // SGLang. What cannot be had is not reported, and so grows old in the fleet.
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: confined to the control loop (router/core.h).
 #pragma once
 
 #include "router/core.h"

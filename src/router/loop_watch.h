@@ -1,5 +1,7 @@
-// Watches the router's own loop: how much later than asked a timer fires, which is how long everything else
-// waits too.
+// Watches the router's own loops: how much later than asked a timer fires, which is how long everything else on that
+// thread waits too.
+//
+// Thread-safety: to be called on the control loop before any other runs.
 #pragma once
 
 #include "router/core.h"
@@ -7,6 +9,6 @@
 namespace kindred::router {
 
 // Runs until the router closes.
-void start_loop_watch(CorePtr core);
+void start_loop_watch(const CorePtr& core);
 
 }  // namespace kindred::router

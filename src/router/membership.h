@@ -1,7 +1,7 @@
 // Who is in the fleet, by several lists at once: the configuration, calls to /workers, a watched file, Kubernetes.
 // Each list rules over what it brought in and over nothing else.
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: confined to the control loop (router/core.h).
 #pragma once
 
 #include <span>

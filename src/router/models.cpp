@@ -64,10 +64,11 @@ const std::string* ModelAliases::find(std::string_view name) const {
   return at == entries_.end() ? nullptr : &at->second;
 }
 
-std::string_view resolve_model(const Core& core, std::string_view name) {
-  if (core.aliases.entries().empty() || core.fleet.serving(name).known) return name;
-  const std::string* model = core.aliases.find(name);
-  return model == nullptr ? name : std::string_view(*model);
+std::string resolve_model(const Core& core, std::string_view name) {
+  const SettingsPtr settings = core.settings();
+  if (settings->aliases.entries().empty() || core.fleet.serving(name).known) return std::string(name);
+  const std::string* model = settings->aliases.find(name);
+  return model == nullptr ? std::string(name) : *model;
 }
 
 std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
@@ -79,7 +80,7 @@ std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
   }
   if (!exchange.model.empty()) {
     if (core.fleet.serving(exchange.model).known) return std::nullopt;
-    const std::string* behind = core.aliases.find(exchange.model);
+    const std::string* behind = exchange.settings->aliases.find(exchange.model);
     if (behind != nullptr && core.fleet.serving(*behind).known) return rename(exchange, *behind);
   }
   if (core.fleet.models().empty()) return no_worker(unserved_reason(core, {}));
@@ -87,6 +88,7 @@ std::optional<ApiError> name_model(Core& core, Exchange& exchange) {
 }
 
 std::string models_json(const Core& core) {
+  const SettingsPtr settings = core.settings();
   Json data = Json::array();
   const auto entry = [](const std::string& id) {
     return Json{{"id", id}, {"object", "model"}, {"created", 0}, {"owned_by", "kindred"}};
@@ -96,7 +98,7 @@ std::string models_json(const Core& core) {
     if (!model.parent.empty()) data.back()["parent"] = model.parent;
     if (model.max_model_len_tokens > 0) data.back()["max_model_len"] = model.max_model_len_tokens;
   }
-  for (const auto& [alias, model] : core.aliases.entries()) {
+  for (const auto& [alias, model] : settings->aliases.entries()) {
     if (core.fleet.serving(alias).known || !core.fleet.serving(model).known) continue;
     data.push_back(entry(alias));
     data.back()["root"] = model;
@@ -105,9 +107,10 @@ std::string models_json(const Core& core) {
 }
 
 std::string served_models_text(const Core& core) {
+  const SettingsPtr settings = core.settings();
   std::string out;
   for (const fleet::ServedModel& model : core.fleet.models()) out += (out.empty() ? "" : ", ") + model.id;
-  for (const auto& [alias, model] : core.aliases.entries()) {
+  for (const auto& [alias, model] : settings->aliases.entries()) {
     if (core.fleet.serving(alias).known || !core.fleet.serving(model).known) continue;
     out += fmt::format(", {} (alias of {})", alias, model);
   }

@@ -1,7 +1,7 @@
 // Which model a request is for: by name, by an alias of the operator's, or by a LoRA adapter's name, which its
 // workers list among their models.
 //
-// Thread-safety: ModelAliases is a plain value; the rest is confined to the io_context's thread.
+// Thread-safety: ModelAliases is a plain value; the rest may be called on any thread.
 #pragma once
 
 #include <optional>
@@ -39,7 +39,7 @@ inline constexpr size_t kMaxAliases = 256;
 std::optional<ApiError> name_model(Core& core, Exchange& exchange);
 
 // The name of the model behind `name`, which may be an alias that no worker knows.
-std::string_view resolve_model(const Core& core, std::string_view name);
+std::string resolve_model(const Core& core, std::string_view name);
 
 // GET /v1/models: an OpenAI list of every model that some worker has named, adapters with their `parent`, and of
 // the aliases, with their model as `root`.

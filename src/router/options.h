@@ -29,6 +29,7 @@ struct RefitSettings {
 struct RouterOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
+  size_t threads = 1;  // io_contexts, each on a thread of its own; whoever makes the router makes them
   EdgeOptions edge;
 
   std::vector<std::string> prefill;  // URLs

@@ -29,7 +29,7 @@ net::Task<void> PdFlow::run() {
       co_await send_finished();
       co_return;
     }
-    lease_.emplace(core_, prefill_worker_, reply_->lease_id, reply_->lease_ttl_ms);
+    lease_.emplace(core_, exchange_.loop, prefill_worker_, reply_->lease_id, reply_->lease_ttl_ms);
     if (streams()) {
       const bool sent = co_await send_first();
       if (!sent) {
@@ -49,7 +49,7 @@ net::Task<void> PdFlow::run() {
 net::Task<PdFlow::Step> PdFlow::prefill() {
   failure_ = {.error = no_worker(
                   fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
-  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+  for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     const std::optional<fleet::WorkerId> worker = choose_prefill();
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("prefill");
@@ -66,7 +66,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
   const MonotonicTime begun = core_->clock.now();
   fleet::Ask ask = ask_of(exchange_, prefill_load(exchange_.scan), tried_prefill_);
   ask.dialect = fleet::Dialect::kKindred;
-  const auto choice = fleet::choose_prefill(core_->fleet, *core_->prefill_policy, ask);
+  const auto choice = fleet::choose_prefill(core_->fleet, *exchange_.settings->prefill_policy, ask);
   if (!choice) return std::nullopt;
   prefill_reason_ = choice->decision.reason;
   exchange_.notes.prefill_worker = core_->endpoint(choice->worker).url();
@@ -82,16 +82,16 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
   head.headers.set("X-Kindred-Leg", "prefill");
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.prefill_deadline_ms;
-  deadlines.read_ms = core_->options.idle_deadline_ms;
-  auto response =
-      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
+  deadlines.head_ms = exchange_.options().prefill_deadline_ms;
+  deadlines.read_ms = exchange_.options().idle_deadline_ms;
+  auto response = co_await exchange_.loop.client.send(core_->endpoint(worker), std::move(head), parts,
+                                                      exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, kPrefillWorker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
   if (got.status != 200) {
     failure_ = co_await read_answer(**response, exchange_.id);
-    if (core_->retry_on.contains(got.status)) co_return Step::kRetry;
+    if (exchange_.settings->retry_on.contains(got.status)) co_return Step::kRetry;
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
@@ -100,7 +100,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
     failure_ = {.error = bad_worker_reply("the prefill worker's reply is not of the kindred dialect")};
     co_return Step::kRetry;
   }
-  Result<std::string> bytes = co_await (*response)->read_all(core_->options.prefill_reply_bytes);
+  Result<std::string> bytes = co_await (*response)->read_all(exchange_.options().prefill_reply_bytes);
   if (!bytes) co_return co_await after_transport_error(worker, kPrefillWorker, std::move(bytes).error());
   Result<PrefillReply> reply = PrefillReply::parse(*std::move(bytes));
   if (!reply) {
@@ -147,7 +147,7 @@ net::Task<bool> PdFlow::send_first() {
 
 net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
   failure_ = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
-  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+  for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     std::optional<fleet::WorkerId> worker = choose_decode();
     if (!worker && attempt == 0 && !tried_decode_.empty()) {
       // After a restart: the only worker there is may do better with KV that is there.
@@ -168,7 +168,7 @@ net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
 }
 
 const expert::ExpertCounts* PdFlow::counts() {
-  if (!core_->decode_policy->wants_counts() || reply_->expert_counts.empty()) return nullptr;
+  if (!exchange_.settings->decode_policy->wants_counts() || reply_->expert_counts.empty()) return nullptr;
   if (!counts_read_) {
     counts_read_ = true;
     Result<expert::ExpertCounts> read = expert::counts_from_json(reply_->expert_counts, /*padded=*/true);
@@ -195,8 +195,9 @@ std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   fleet::Ask ask = ask_of(exchange_, decode_load(), tried_decode_);
   ask.fingerprint = reply_->fingerprint;
   ask.counts = counts();
-  const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts;
-  const auto choice = fleet::choose_decode(core_->fleet, core_->room, *core_->decode_policy, cohorts.get(), ask);
+  const std::shared_ptr<const expert::CohortModel> cohorts = core_->cohorts();
+  const auto choice =
+      fleet::choose_decode(core_->fleet, core_->room, *exchange_.settings->decode_policy, cohorts.get(), ask);
   if (!choice) return std::nullopt;
   const policy::Decision& decision = choice->decision;
   const double took_s = seconds_between(begun, core_->clock.now());
@@ -250,10 +251,10 @@ net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_rest
   head.headers.set("X-Kindred-Handoff-Bytes", fmt::format("{}", handoff_.size()));
   const std::array<std::string_view, 2> parts = {exchange_.request.body, handoff_};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = streams() ? core_->options.first_deadline_ms : core_->options.decode_deadline_ms;
-  deadlines.read_ms = core_->options.idle_deadline_ms;
-  auto response =
-      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, exchange_.request.cancel, deadlines);
+  deadlines.head_ms = streams() ? exchange_.options().first_deadline_ms : exchange_.options().decode_deadline_ms;
+  deadlines.read_ms = exchange_.options().idle_deadline_ms;
+  auto response = co_await exchange_.loop.client.send(core_->endpoint(worker), std::move(head), parts,
+                                                      exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
@@ -277,7 +278,7 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
   if (code == "handoff_invalid") {
     // The router's fault, not the client's, whose request the prefill worker took.
     failure_.status = 0;
-  } else if (core_->retry_on.contains(status) || status == 403 || status == 409) {
+  } else if (exchange_.settings->retry_on.contains(status) || status == 403 || status == 409) {
     // What the pair said to each other means nothing to the client; being busy does.
     if (status != 429 && status != 503) failure_.status = 0;
     co_return Step::kRetry;
@@ -319,7 +320,7 @@ net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, flee
 }
 
 net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
-  Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
+  Result<std::string> body = co_await response.read_all(exchange_.options().answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
   core_->worker_completed(worker);
   lease_->release();

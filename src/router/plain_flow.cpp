@@ -14,7 +14,7 @@ PlainFlow::PlainFlow(CorePtr core, Exchange& exchange, Role role)
 net::Task<void> PlainFlow::run() {
   LegFailure failure = {.error = no_worker(fmt::format("no worker that serves '{}' is up", exchange_.model))};
   WholeLeg leg(core_, exchange_, "the worker", "worker");
-  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+  for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     const std::optional<fleet::WorkerId> worker = choose();
     if (!worker) break;
     if (attempt > 0) core_->metrics.retried("plain");
@@ -32,7 +32,8 @@ std::optional<fleet::WorkerId> PlainFlow::choose() {
   const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
   const fleet::Ask ask = ask_of(exchange_, whole_load(exchange_.scan), tried_);
-  const auto choice = fleet::choose_whole(core_->fleet, *core_->prefill_policy, *core_->plain_policy, role_, ask);
+  const auto choice = fleet::choose_whole(core_->fleet, *exchange_.settings->prefill_policy,
+                                          *exchange_.settings->plain_policy, role_, ask);
   if (!choice) return std::nullopt;
   const fleet::Snapshot& snapshot = choice->snapshot;
   const policy::Decision* decision = &choice->decision;

@@ -146,8 +146,8 @@ net::Task<TokenIds> Prefixes::tokens(CorePtr core, const Exchange& exchange) {
   net::RequestDeadlines deadlines;
   deadlines.head_ms = options_.tokenize_timeout_ms;
   deadlines.read_ms = options_.tokenize_timeout_ms;
-  auto response =
-      co_await core->client.send(core->endpoint(*worker), std::move(head), parts, exchange.request.cancel, deadlines);
+  auto response = co_await exchange.loop.client.send(core->endpoint(*worker), std::move(head), parts,
+                                                     exchange.request.cancel, deadlines);
   TokenIds read;
   if (response && (*response)->head().status == 200) {
     const Result<std::string> body = co_await (*response)->read_all(kMaxTokenReplyBytes);

@@ -5,7 +5,7 @@
 // pieces of kPieceBytes, looked up in an index of what was sent where; what a worker has forgotten since is not
 // noticed, and a restart of which its health tells forgets all.
 //
-// Thread-safety: that of the core, except that events come in on a thread of their own.
+// Thread-safety: any loop's thread; workers come and go on the control loop, events on a thread of their own.
 #pragma once
 
 #include <memory>

@@ -27,8 +27,7 @@ net::Task<Result<PageAnswer>> ask(Core& core, fleet::WorkerId worker, std::strin
   head.method = "GET";
   head.target = std::move(target);
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core.options.health_timeout_ms;
-  deadlines.read_ms = core.options.health_timeout_ms;
+  deadlines.head_ms = deadlines.read_ms = core.settings()->options.health_timeout_ms;
   const std::span<const std::string_view> no_body;
   auto response =
       co_await core.probe_client.send(core.endpoint(worker), std::move(head), no_body, core.closing.token(), deadlines);
@@ -102,7 +101,7 @@ net::Task<void> probe_loop(CorePtr core, fleet::WorkerId worker) {
   while (!over()) {
     co_await probe(*core, worker);
     if (over()) break;
-    pause->expires_after(core->options.health_interval_ms);
+    pause->expires_after(core->settings()->options.health_interval_ms);
     co_await pause->async_wait(net::kNoThrow);
   }
   core->workers[worker].probed = false;
@@ -115,8 +114,9 @@ net::Task<void> probe(Core& core, fleet::WorkerId worker) {
   const bool serves = co_await check_health(core, worker, whole);
   if (!serves) co_return;
   std::string target = "/v1/models";
+  const std::chrono::milliseconds timeout_ms = core.settings()->options.health_timeout_ms;
   Result<std::string> models = co_await core.probe_client.get(core.endpoint(worker), std::move(target), kModelsBytes,
-                                                              core.options.health_timeout_ms, core.closing.token());
+                                                              timeout_ms, core.closing.token());
   if (!models) {
     failed(core, worker, models.error().message);
     co_return;

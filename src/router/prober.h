@@ -1,7 +1,7 @@
 // Health checks and discovery: asks each worker GET /health and GET /v1/models once per interval and
 // reports to the fleet.
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: confined to the control loop (router/core.h).
 #pragma once
 
 #include "router/core.h"

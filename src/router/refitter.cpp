@@ -19,7 +19,7 @@ net::Task<void> refit_loop(CorePtr core) {
   net::asio::steady_timer timer(core->executor);
   const auto wake = core->closing.token().on_cancel([&timer] { timer.cancel(); });
   while (!core->closing.cancelled()) {
-    timer.expires_after(std::min(kTickMs, core->options.refit.interval_ms));
+    timer.expires_after(std::min(kTickMs, core->settings()->options.refit.interval_ms));
     co_await timer.async_wait(net::kNoThrow);
     if (!core->closing.cancelled()) core->refitter->tick();
   }
@@ -36,28 +36,41 @@ bool is_gone(const fleet::WorkerStatus& worker, std::chrono::milliseconds grace_
 Refitter::Refitter(Core& core, Fit fit)
     : core_(core),
       fit_(std::move(fit)),
-      window_({.span_ms = core.options.refit.window_ms}),
+      window_({.span_ms = core.settings()->options.refit.window_ms}),
       last_start_(core.clock.now()) {}
 
 void Refitter::observe(std::string_view fingerprint, std::shared_ptr<const expert::ExpertCounts> counts) {
+  const std::lock_guard lock(window_mutex_);
   window_.add(core_.clock.now(), fingerprint, std::move(counts));
+}
+
+size_t Refitter::window_requests() const {
+  const std::lock_guard lock(window_mutex_);
+  return window_.size();
+}
+
+void Refitter::tidy_window(MonotonicTime now) {
+  const std::lock_guard lock(window_mutex_);
+  window_.drop_older_than_span(now);
+  core_.metrics.refit_window_requests.set(static_cast<double>(window_.size()));
+  core_.metrics.refit_dropped.add(static_cast<double>(window_.dropped() - dropped_seen_));
+  dropped_seen_ = window_.dropped();
 }
 
 bool Refitter::tick() {
   if (stopped_) return false;
   const MonotonicTime now = core_.clock.now();
-  window_.drop_older_than_span(now);
-  core_.metrics.refit_window_requests.set(static_cast<double>(window_.size()));
-  core_.metrics.refit_dropped.add(static_cast<double>(window_.dropped() - dropped_seen_));
-  dropped_seen_ = window_.dropped();
+  const SettingsPtr settings = core_.settings();
+  const RefitSettings& refit = settings->options.refit;
+  tidy_window(now);
   give_up_cohorts_of_the_gone();
   if (running_) return false;
-  const bool due = now - last_start_ >= core_.options.refit.interval_ms;
+  const bool due = now - last_start_ >= refit.interval_ms;
   std::vector<fleet::WorkerId> joining = newcomers();
   // Newcomers are tried at once, and again when the window is another one. Without cohorts there is nothing
   // to halve.
-  const bool try_now = joining != joining_ || now - began_ >= core_.options.refit.window_ms;
-  const bool joined = core_.cohorts != nullptr && !joining.empty() && try_now;
+  const bool try_now = joining != joining_ || now - began_ >= refit.window_ms;
+  const bool joined = core_.cohorts() != nullptr && !joining.empty() && try_now;
   if (!due && !joined) return false;
   expert::RefitTask task = task_for(joining.size(), due);
   joining_ = std::move(joining);
@@ -73,8 +86,9 @@ void Refitter::give_up_cohorts_of_the_gone() {
     return worker.cohort >= 0 && worker.health == fleet::Health::kUp;
   };
   if (std::ranges::none_of(workers, serves)) return;
+  const std::chrono::milliseconds grace_ms = core_.settings()->options.refit.grace_ms;
   for (const fleet::WorkerStatus& worker : workers) {
-    if (worker.cohort < 0 || !is_gone(worker, core_.options.refit.grace_ms)) continue;
+    if (worker.cohort < 0 || !is_gone(worker, grace_ms)) continue;
     core_.fleet.set_cohort(worker.id, -1);
     ++status_.merges;
     core_.metrics.refit_merges.add();
@@ -85,11 +99,12 @@ void Refitter::give_up_cohorts_of_the_gone() {
 // Decode workers that are up and have no cohort.
 std::vector<fleet::WorkerId> Refitter::newcomers() const {
   std::vector<fleet::WorkerId> out;
+  const auto model = core_.cohorts();
+  const bool from_file = model && !core_.settings()->options.cohorts.empty();
+  const std::string fitted_for = from_file ? model->data().model_fingerprint : std::string();
   for (const fleet::WorkerStatus& worker : core_.fleet.status()) {
     const bool up = worker.spec.role == Role::kDecode && worker.health == fleet::Health::kUp && !worker.removed;
     if (!up || worker.cohort >= 0) continue;
-    const bool from_file = core_.cohorts && !core_.options.cohorts.empty();
-    const std::string& fitted_for = from_file ? core_.cohorts->data().model_fingerprint : std::string();
     if (fitted_for.empty() || worker.description.fingerprint == fitted_for) out.push_back(worker.id);
   }
   return out;
@@ -97,9 +112,9 @@ std::vector<fleet::WorkerId> Refitter::newcomers() const {
 
 // Of the model that the fit is for: the file's if it says one; else the present one while it has traffic.
 std::string Refitter::fingerprint(std::span<const expert::WindowEntry> window) const {
-  if (core_.cohorts) {
-    const std::string& present = core_.cohorts->data().model_fingerprint;
-    const bool from_file = !core_.options.cohorts.empty();
+  if (const auto model = core_.cohorts()) {
+    const std::string& present = model->data().model_fingerprint;
+    const bool from_file = !core_.settings()->options.cohorts.empty();
     if (!present.empty() &&
         (from_file || std::ranges::find(window, present, &expert::WindowEntry::fingerprint) != window.end())) {
       return present;
@@ -110,8 +125,12 @@ std::string Refitter::fingerprint(std::span<const expert::WindowEntry> window) c
 
 expert::RefitTask Refitter::task_for(size_t newcomers, bool move_all) const {
   expert::RefitTask task;
-  task.previous = core_.cohorts;
-  task.window = window_.entries();
+  const SettingsPtr settings = core_.settings();
+  task.previous = core_.cohorts();
+  {
+    const std::lock_guard lock(window_mutex_);
+    task.window = window_.entries();
+  }
   task.fingerprint = fingerprint(task.window);
   for (const fleet::WorkerStatus& worker : core_.fleet.status(/*all=*/true)) {
     if (worker.cohort >= 0) task.owned.push_back(static_cast<uint32_t>(worker.cohort));
@@ -119,9 +138,9 @@ expert::RefitTask Refitter::task_for(size_t newcomers, bool move_all) const {
   std::ranges::sort(task.owned);
   task.newcomers = static_cast<uint32_t>(newcomers);
   task.move_all = move_all;
-  task.idf_from_window = core_.options.cohorts.empty();
-  task.min_requests = core_.options.refit.min_requests;
-  task.seed = mix64(core_.options.refit.seed + started_);
+  task.idf_from_window = settings->options.cohorts.empty();
+  task.min_requests = settings->options.refit.min_requests;
+  task.seed = mix64(settings->options.refit.seed + started_);
   return task;
 }
 
@@ -172,7 +191,7 @@ void Refitter::finished(const Result<expert::RefitReport>& report) {
 }
 
 void Refitter::install(const expert::RefitReport& report) {
-  core_.cohorts = report.model;
+  core_.set_cohorts(report.model);
   for (size_t i = 0; i < joining_.size() && i < report.newcomer_rows.size(); ++i) {
     // Who left meanwhile takes nothing; its row waits for the next one.
     if (core_.fleet.removed(joining_[i])) continue;

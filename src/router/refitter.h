@@ -8,12 +8,14 @@
 // given up while no other worker with one is up: after a failure of the whole fleet everything is as it was.
 //
 // Ownership: held by the core, which must outlive it. stop() before the io_context goes.
-// Thread-safety: confined to the io_context's thread; only the fit runs beside it, on its own data.
+// Thread-safety: confined to the control loop, but for observe() and window_requests(), which any thread may call; the
+// fit runs beside it, on its own data.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,10 +57,11 @@ class Refitter : public std::enable_shared_from_this<Refitter> {
   void stop();
 
   bool running() const { return running_; }
-  size_t window_requests() const { return window_.size(); }
+  size_t window_requests() const;
   const RefitStatus& status() const { return status_; }
 
  private:
+  void tidy_window(MonotonicTime now);
   void give_up_cohorts_of_the_gone();
   std::vector<fleet::WorkerId> newcomers() const;
   std::string fingerprint(std::span<const expert::WindowEntry> window) const;
@@ -69,6 +72,7 @@ class Refitter : public std::enable_shared_from_this<Refitter> {
 
   Core& core_;
   Fit fit_;
+  mutable std::mutex window_mutex_;  // guards the window
   expert::CountsWindow window_;
   RefitStatus status_;
   MonotonicTime last_start_;  // of the last fit of all cohorts, or of this object

@@ -42,11 +42,16 @@ class RefitterTest : public ::testing::Test {
     core_.reset();
   }
 
+  Result<CorePtr> make_core() {
+    const net::asio::any_io_executor executor = io_.get_executor();
+    return Core::make(std::span(&executor, 1), options_, clock_);
+  }
+
   // Decode workers 1, 2, ... are up; `cohorts`: the expert that each one's cohort is about.
   void make(size_t decode, const std::vector<uint32_t>& cohorts, Refitter::Fit fit = expert::refit) {
     for (size_t i = 0; i < decode; ++i) options_.decode.push_back("http://127.0.0.1:" + std::to_string(10 + i));
     if (!cohorts.empty()) options_.cohorts = cohort_file(cohorts);
-    auto made = Core::make(io_.get_executor(), options_, clock_);
+    auto made = make_core();
     ASSERT_TRUE(made.ok()) << made.error().message;
     core_ = *std::move(made);
     core_->refitter = std::make_shared<Refitter>(*core_, std::move(fit));
@@ -70,7 +75,7 @@ class RefitterTest : public ::testing::Test {
   const RefitStatus& status() { return core_->refitter->status(); }
   int32_t cohort_of(fleet::WorkerId id) { return core_->fleet.worker_status(id).cohort; }
   float similarity(fleet::WorkerId id, uint32_t expert) {
-    return core_->cohorts->centroid(static_cast<size_t>(cohort_of(id)))[expert];
+    return core_->cohorts()->centroid(static_cast<size_t>(cohort_of(id)))[expert];
   }
 
   net::asio::io_context io_;
@@ -113,16 +118,16 @@ TEST_F(RefitterTest, OneFitAtATimeAndDecisionsGoOn) {
   ASSERT_TRUE(tick());
   EXPECT_TRUE(eventually([&] { return running == 1; }));
   EXPECT_TRUE(core_->refitter->running());
-  const auto before = core_->cohorts;
+  const auto before = core_->cohorts();
   for (int i = 0; i < 5; ++i) {
     clock_.advance(5s);
     observe({1, 2}, 4);
     EXPECT_FALSE(tick());
   }
-  EXPECT_EQ(core_->cohorts, before);  // nothing changes until it is done
+  EXPECT_EQ(core_->cohorts(), before);  // nothing changes until it is done
   release.set_value();
   settle();
-  EXPECT_NE(core_->cohorts, before);
+  EXPECT_NE(core_->cohorts(), before);
   EXPECT_EQ(before->centroid(0)[0], 1);  // who holds the old ones still may
   EXPECT_EQ(status().fits, 1U);
   ASSERT_TRUE(tick());  // the next one was due long ago
@@ -152,7 +157,7 @@ TEST_F(RefitterTest, TooFewRequestsAreNoFitAndSaySo) {
 
 TEST_F(RefitterTest, AFailedFitLeavesTheOldCohorts) {
   make(2, {0, 1});
-  const auto before = core_->cohorts;
+  const auto before = core_->cohorts();
   clock_.advance(5s);
   for (int i = 0; i < 8; ++i) {
     core_->refitter->observe("f0", std::make_shared<const expert::ExpertCounts>(test_shape()));
@@ -161,7 +166,7 @@ TEST_F(RefitterTest, AFailedFitLeavesTheOldCohorts) {
   settle();
   EXPECT_EQ(status().failures, 1U);
   EXPECT_NE(status().last_error.find("none of the 8 requests"), std::string::npos) << status().last_error;
-  EXPECT_EQ(core_->cohorts, before);
+  EXPECT_EQ(core_->cohorts(), before);
 }
 
 TEST_F(RefitterTest, ANewcomerTakesHalfOfTheLargestAtOnceAndOthersStay) {
@@ -236,7 +241,7 @@ TEST_F(RefitterTest, AWorkerThatIsGoneKeepsItsCohortForTheGracePeriod) {
   ASSERT_TRUE(tick());
   settle();
   EXPECT_EQ(cohort_of(2), 1);
-  EXPECT_EQ(core_->cohorts->cohorts(), 3U);
+  EXPECT_EQ(core_->cohorts()->cohorts(), 3U);
 }
 
 TEST_F(RefitterTest, AFailureOfTheWholeFleetCostsNoCohort) {
@@ -282,13 +287,13 @@ TEST_F(RefitterTest, WorkersThatDieOrLeaveDuringAFit) {
 
 TEST_F(RefitterTest, WithoutAFileTheFirstFitGivesEveryoneACohort) {
   make(2, {});
-  EXPECT_EQ(core_->cohorts, nullptr);
+  EXPECT_EQ(core_->cohorts(), nullptr);
   core_->fleet.report_out(2, "late");
   clock_.advance(5s);
   observe({0, 3}, 4);
   ASSERT_TRUE(tick());
   settle();
-  ASSERT_NE(core_->cohorts, nullptr);
+  ASSERT_NE(core_->cohorts(), nullptr);
   EXPECT_EQ(cohort_of(1), 0);
   EXPECT_EQ(cohort_of(2), -1);
   core_->fleet.report_up(2, serving_worker(Role::kDecode));
@@ -296,18 +301,18 @@ TEST_F(RefitterTest, WithoutAFileTheFirstFitGivesEveryoneACohort) {
   settle();
   EXPECT_EQ(cohort_of(2), 1);
   EXPECT_NEAR(std::max(similarity(2, 0), similarity(2, 3)), 1, 1e-6);
-  EXPECT_EQ(core_->cohorts->data().model_fingerprint, "f0");
+  EXPECT_EQ(core_->cohorts()->data().model_fingerprint, "f0");
 }
 
 TEST_F(RefitterTest, StopWaitsAndDropsTheResult) {
   make(2, {0, 1});
-  const auto before = core_->cohorts;
+  const auto before = core_->cohorts();
   clock_.advance(5s);
   observe({1, 2}, 4);
   ASSERT_TRUE(tick());
   core_->refitter->stop();
   settle();
-  EXPECT_EQ(core_->cohorts, before);
+  EXPECT_EQ(core_->cohorts(), before);
   clock_.advance(5s);
   EXPECT_FALSE(tick());
 }
@@ -315,7 +320,7 @@ TEST_F(RefitterTest, StopWaitsAndDropsTheResult) {
 TEST_F(RefitterTest, NeedsAPolicyThatUsesCohorts) {
   options_.decode = {"http://127.0.0.1:2"};
   options_.decode_policy.name = "round-robin";
-  const auto made = Core::make(io_.get_executor(), options_, clock_);
+  const auto made = make_core();
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().field, "refit");
   EXPECT_NE(made.error().message.find("locality-band"), std::string::npos);
@@ -327,7 +332,7 @@ TEST_F(RefitterTest, RefusesCohortsOfGateSums) {
   expert::CohortData data = expert::CohortModel::load(options_.cohorts)->data();
   data.transform = expert::Transform::kGateIdf;
   ASSERT_TRUE(expert::CohortModel::make(std::move(data))->save(options_.cohorts).ok());
-  const auto made = Core::make(io_.get_executor(), options_, clock_);
+  const auto made = make_core();
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().field, "refit");
   EXPECT_NE(made.error().message.find("gate sums"), std::string::npos);

@@ -24,6 +24,7 @@ void check_fixed(const RouterOptions& now, const RouterOptions& next, std::vecto
   };
   fixed(now.host == next.host, "host");
   fixed(now.port == next.port, "port");
+  fixed(now.threads == next.threads, "threads");
   fixed(now.cohorts == next.cohorts, "cohorts");
   fixed(now.refit.on == next.refit.on, "refit");
   fixed(now.decisions == next.decisions, "decisions");
@@ -108,22 +109,25 @@ NewParts make_parts(const CorePtr& core, const RouterOptions& next, std::vector<
 
 std::vector<Error> apply_options(const CorePtr& core, RouterOptions next) {
   std::vector<Error> problems;
-  check_fixed(core->options, next, problems);
-  check_fixed_edge(core->options.edge, next.edge, problems);
+  const SettingsPtr now = core->settings();
+  check_fixed(now->options, next, problems);
+  check_fixed_edge(now->options.edge, next.edge, problems);
   NewParts parts = make_parts(core, next, problems);
   if (!problems.empty()) return problems;
-  // From here on nothing fails, and nothing waits: no request sees half of it.
-  if (next.prefill_policy != core->options.prefill_policy) core->prefill_policy = std::move(parts.prefill);
-  if (next.decode_policy != core->options.decode_policy) {
-    core->decode_policy = std::move(parts.decode);
-    core->plain_policy = std::move(parts.plain);
+  // From here on nothing fails, and nothing waits.
+  const auto settings = std::make_shared<Settings>(*now);
+  if (next.prefill_policy != now->options.prefill_policy) settings->prefill_policy = lock(std::move(parts.prefill));
+  if (next.decode_policy != now->options.decode_policy) {
+    settings->decode_policy = lock(std::move(parts.decode));
+    settings->plain_policy = lock(std::move(parts.plain));
   }
-  core->aliases = std::move(parts.aliases);
-  core->retry_on = parts.retry_on;
-  core->gate->set_options(gate_options(next));
-  core->room.set_limit(next.decode_inflight);
-  core->options = std::move(next);
-  core->fleet.set_options(fleet_options(core->options));
+  settings->aliases = std::move(parts.aliases);
+  settings->retry_on = parts.retry_on;
+  settings->options = std::move(next);
+  core->gate->set_options(gate_options(settings->options));
+  core->room.set_limit(settings->options.decode_inflight);
+  core->fleet.set_options(fleet_options(settings->options));
+  core->set_settings(settings);
   const MembershipChange change = reconcile(core, Origin::kConfig, parts.workers);
   for (const std::string& why : change.refused) core->log.warn("reload: {}", why);
   return {};
@@ -154,7 +158,7 @@ net::Task<bool> answer_config(CorePtr core, Exchange& exchange) {
     refused->allow = "GET, HEAD, PUT";
   } else if (!core->config) {
     refused = api_error(Error{ErrorCode::kNotFound, "this router has no configuration to show"});
-  } else if (put && !core->options.manage_workers) {
+  } else if (put && !exchange.options().manage_workers) {
     refused = api_error(invalid("the configuration cannot be changed here; start the router with --manage-workers"));
     refused->status = 403;
     refused->code = "manage_workers_off";
@@ -166,11 +170,13 @@ net::Task<bool> answer_config(CorePtr core, Exchange& exchange) {
     co_return true;
   }
   std::vector<Error> problems;
-  if (put) problems = reload(core, exchange.request.body);
+  std::string body = co_await on_control(*core, exchange.loop, [&] {
+    if (put) problems = reload(core, exchange.request.body);
+    return core->config->running() + "\n";
+  });
   net::Headers headers;
   headers.add("Content-Type", "application/json");
   headers.add(kRequestIdHeader, exchange.id);
-  std::string body = core->config->running() + "\n";
   if (!problems.empty()) {
     // The usual error object for the first one, and all of them beside it.
     ApiError first = api_error(problems.front());

@@ -1,8 +1,8 @@
 // A new configuration for a running router: SIGHUP reads the file again, PUT /config brings some keys. All of it
 // is checked first; then it holds from one request to the next, or, where anything is wrong, nothing changes and
-// all reasons are given. Requests under way go on under what they began with, as far as they have read it.
+// all reasons are given. Requests under way go on under what they began with (router/settings.h).
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: confined to the control loop, but for answer_config(), which is called on the request's own.
 #pragma once
 
 #include <optional>

@@ -34,7 +34,7 @@ class Reload : public RouterTest {
     loop_.call([this] {
       auto source = std::make_unique<ScriptedConfig>();
       config_ = source.get();
-      config_->next = router_->core().options;
+      config_->next = router_->core().settings()->options;
       router_->set_config_source(std::move(source));
       return 0;
     });
@@ -42,7 +42,7 @@ class Reload : public RouterTest {
   // What a SIGHUP does.
   std::vector<Error> reload(const std::function<void(RouterOptions&)>& change) {
     return loop_.call([&] {
-      config_->next = router_->core().options;
+      config_->next = router_->core().settings()->options;
       change(config_->next);
       return router_->reload();
     });
@@ -129,7 +129,7 @@ TEST_F(Reload, AnInvalidOneIsRefusedWithAllReasonsAndTheOldOneStays) {
   EXPECT_EQ(config_->accepted, 0);
   EXPECT_EQ(workers().size(), 1U);
   EXPECT_EQ(workers()[0]["health"], "up");
-  EXPECT_EQ(loop_.call([this] { return router_->core().options.retries; }), 2U);
+  EXPECT_EQ(loop_.call([this] { return router_->core().settings()->options.retries; }), 2U);
   EXPECT_EQ(chat(false).status, 200);
   EXPECT_TRUE(has_metric("kindred_router_reloads_total{result=\"refused\"} 1"));
 }
@@ -187,7 +187,7 @@ TEST_F(Drain, StreamsFinishAndNothingNewIsTaken) {
   auto stream = open("POST", "/v1/chat/completions", chat_body(true));
   stream->read_until("\"n\":1");
   auto drained = drain(10'000ms);
-  ASSERT_TRUE(eventually([&] { return loop_.call([this] { return router_->core().draining; }); }));
+  ASSERT_TRUE(eventually([&] { return loop_.call([this] { return router_->core().draining.load(); }); }));
   const net::testing::RawConnection late(net::testing::raw_connect(port_));
   EXPECT_FALSE(late.open());
   gate.open();

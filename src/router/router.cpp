@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <boost/asio/co_spawn.hpp>
+#include <functional>
+#include <span>
 
 #include "router/admin.h"
 #include "router/decode_room.h"
@@ -48,6 +52,7 @@ constexpr std::array<std::string_view, 2> kOpenPaths = {"/health", "/ready"};
 constexpr std::chrono::milliseconds kAdminGrace{100};
 constexpr std::chrono::milliseconds kCertificatePoll{1'000};
 constexpr std::chrono::milliseconds kFlush{1'000};
+constexpr std::chrono::milliseconds kOthersGrace{2'000};
 
 bool contains(std::span<const std::string_view> paths, std::string_view path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
@@ -168,9 +173,10 @@ bool is_for_workers(const net::RequestHead& head) {
   return head.method == "POST" && (contains(kGeneratePaths, head.path()) || contains(kPlainPaths, head.path()));
 }
 
-net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, net::Request& request, net::ResponseWriter& writer) {
+net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, Loop& loop, net::Request& request,
+                                             net::ResponseWriter& writer) {
   if (!is_for_workers(request.head)) co_return nullptr;
-  co_return co_await admit(core, request, writer);
+  co_return co_await admit(core, loop, request, writer);
 }
 
 net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
@@ -185,12 +191,12 @@ net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
 
-net::Task<void> handle(CorePtr core, Side side, net::Request& request, net::ResponseWriter& writer) {
+net::Task<void> handle(CorePtr core, Loop& loop, Side side, net::Request& request, net::ResponseWriter& writer) {
   if (request.permit) {
     co_await handle_admitted(core, *static_cast<Admitted*>(request.permit.get()));
     co_return;
   }
-  Exchange exchange(request, writer, request_id_of(*core, request.head), core->clock.now());
+  Exchange exchange(loop, core->settings(), request, writer, request_id_of(*core, request.head), core->clock.now());
   exchange.notes.body_bytes = request.body.size();
   Visit visit(*core, exchange);
   std::optional<ApiError> refused;
@@ -226,13 +232,40 @@ net::Task<void> watch_certificate(CorePtr core) {
 }
 
 // Polled, since what is waited for are counters and this happens once.
-net::Task<void> wait_for_background(CorePtr core, bool standing_too, std::chrono::milliseconds deadline_ms) {
+net::Task<void> wait_until(CorePtr core, std::function<bool()> holds, std::chrono::milliseconds deadline_ms) {
   const auto until = std::chrono::steady_clock::now() + deadline_ms;
   net::asio::steady_timer timer(core->executor);
-  while (core->background() > (standing_too ? 0 : core->standing()) && std::chrono::steady_clock::now() < until) {
+  while (!holds() && std::chrono::steady_clock::now() < until) {
     timer.expires_after(5ms);
     co_await timer.async_wait(net::kNoThrow);
   }
+}
+
+net::Task<void> wait_for_background(CorePtr core, bool standing_too, std::chrono::milliseconds deadline_ms) {
+  const auto ended = [core, standing_too] { return core->background() <= (standing_too ? 0 : core->standing()); };
+  co_await wait_until(core, ended, deadline_ms);
+}
+
+// Lets all servers finish at the same time, each on its own thread.
+net::Task<void> drain_servers(CorePtr core, std::span<const std::unique_ptr<net::HttpServer>> servers,
+                              std::chrono::milliseconds deadline_ms) {
+  // First of all: it takes no more connections for the others.
+  servers.front()->stop();
+  const auto left = std::make_shared<std::atomic<size_t>>(servers.size() - 1);
+  // In the order of the thread's queue this comes behind the connections that the first one has handed over.
+  for (size_t i = 1; i < servers.size(); ++i) {
+    net::asio::co_spawn(core->loops[i].executor, servers[i]->drain(deadline_ms),
+                        [left](const std::exception_ptr&) { --*left; });
+  }
+  co_await servers.front()->drain(deadline_ms);
+  const auto ended = [left] { return *left == 0; };
+  co_await wait_until(core, ended, deadline_ms + kOthersGrace);
+}
+
+net::Task<void> close_loop(Loop& loop) {
+  loop.closing.cancel();
+  loop.client.shut_down();
+  co_return;
 }
 
 }  // namespace
@@ -240,46 +273,53 @@ net::Task<void> wait_for_background(CorePtr core, bool standing_too, std::chrono
 Router::Router(CorePtr core) : core_(std::move(core)) {}
 
 Router::~Router() {
-  core_->closing.cancel();
+  for (Loop& loop : core_->loops) loop.closing.cancel();
   if (core_->refitter) core_->refitter->stop();
 }
 
-Result<std::unique_ptr<Router>> Router::make(net::asio::any_io_executor executor, RouterOptions options,
-                                             const Clock& clock) {
-  Result<CorePtr> core = Core::make(executor, std::move(options), clock);
+Result<std::unique_ptr<Router>> Router::make(std::span<const net::asio::any_io_executor> executors,
+                                             RouterOptions options, const Clock& clock) {
+  Result<CorePtr> core = Core::make(executors, std::move(options), clock);
   if (!core) return std::move(core).error();
   std::unique_ptr<Router> router(new Router(*core));  // the constructor is private
-  const EdgeOptions& edge = (*core)->options.edge;
-  const auto serve_side = [&](Side side) {
+  const SettingsPtr settings = (*core)->settings();
+  const EdgeOptions& edge = settings->options.edge;
+  const auto serve_side = [&](Loop& loop, Side side) {
     net::ServerOptions server = edge.server;
-    server.body_bytes = (*core)->options.body_bytes;
+    server.body_bytes = settings->options.body_bytes;
     server.tls = (*core)->edge->tls();
     net::Doorkeeper doorkeeper;
     if (side != Side::kAdmin) {
-      doorkeeper = [core = *core](net::Request& request, net::ResponseWriter& writer) {
-        return at_the_door(core, request, writer);
+      doorkeeper = [core = *core, &loop](net::Request& request, net::ResponseWriter& writer) {
+        return at_the_door(core, loop, request, writer);
       };
     }
     return std::make_unique<net::HttpServer>(
-        executor, server,
-        [core = *core, side](net::Request& request, net::ResponseWriter& writer) {
-          return handle(core, side, request, writer);
+        loop.executor, server,
+        [core = *core, &loop, side](net::Request& request, net::ResponseWriter& writer) {
+          return handle(core, loop, side, request, writer);
         },
         std::move(doorkeeper));
   };
-  router->server_ = serve_side(edge.admin_port ? Side::kPublic : Side::kBoth);
-  if (edge.admin_port) router->admin_server_ = serve_side(Side::kAdmin);
+  std::vector<net::HttpServer*> others;
+  for (Loop& loop : (*core)->loops) {
+    router->servers_.push_back(serve_side(loop, edge.admin_port ? Side::kPublic : Side::kBoth));
+    if (router->servers_.size() > 1) others.push_back(router->servers_.back().get());
+  }
+  router->servers_.front()->share_with(others);
+  if (edge.admin_port) router->admin_server_ = serve_side((*core)->loops.front(), Side::kAdmin);
   return router;
 }
 
 Result<uint16_t> Router::listen() {
-  const EdgeOptions& edge = core_->options.edge;
+  const SettingsPtr settings = core_->settings();
+  const EdgeOptions& edge = settings->options.edge;
   if (admin_server_) {
     Result<uint16_t> admin = admin_server_->listen(edge.admin_host, *edge.admin_port);
     if (!admin) return admin;
     admin_port_ = *admin;
   }
-  Result<uint16_t> port = server_->listen(core_->options.host, core_->options.port);
+  Result<uint16_t> port = servers_.front()->listen(settings->options.host, settings->options.port);
   if (port) {
     start_probing(core_);
     start_refitting(core_);
@@ -303,14 +343,13 @@ std::vector<Error> Router::reload() {
 
 net::Task<void> Router::drain(std::chrono::milliseconds deadline_ms) {
   core_->draining = true;
-  server_->stop();
-  co_await server_->drain(deadline_ms);
+  co_await drain_servers(core_, servers_, deadline_ms);
   // Last, so that operators can watch the rest.
   if (admin_server_) co_await admin_server_->drain(kAdminGrace);
   // What is left are the tasks that never end by themselves, and the last releases of leases.
   co_await wait_for_background(core_, /*standing_too=*/false, 1s);
   if (core_->edge->otlp()) co_await flush_spans(core_, kFlush);
-  core_->closing.cancel();
+  for (Loop& loop : core_->loops) co_await run_on(loop, close_loop(loop));
   if (core_->refitter) core_->refitter->stop();
   core_->leases->stop();
   for (const Core::Worker& worker : core_->workers) worker.pause->cancel();

@@ -1,14 +1,18 @@
 // The router: an OpenAI-compatible server in front of a fleet of workers.
 //
-// Thread-safety: confined to the io_context's thread.
-// Lifetime: destroy it after drain() has returned or when the io_context runs no more, and before the
-// io_context.
+// Threads: one io_context each. Connections are handed round to them, and requests stay where their connection is;
+// what they share (fleet, policies, admission, limits, metrics) is one, so that N threads decide as one router.
+//
+// Thread-safety: confined to the first io_context's thread.
+// Lifetime: destroy it after drain() has returned or when no io_context runs any more, and before the io_contexts.
 #pragma once
 
 #include <boost/asio/any_io_executor.hpp>
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -23,9 +27,14 @@ namespace kindred::router {
 
 class Router {
  public:
-  // `clock` is borrowed. Errors: kInvalid, naming the option; that of reading the cohort file.
-  static Result<std::unique_ptr<Router>> make(net::asio::any_io_executor executor, RouterOptions options,
-                                              const Clock& clock);
+  // `executors`: of one io_context per thread (net/io_threads.h), at least one. `clock` is borrowed. Errors: kInvalid,
+  // naming the option; that of reading the cohort file.
+  static Result<std::unique_ptr<Router>> make(std::span<const net::asio::any_io_executor> executors,
+                                              RouterOptions options, const Clock& clock);
+  static Result<std::unique_ptr<Router>> make(const net::asio::any_io_executor& executor, RouterOptions options,
+                                              const Clock& clock) {
+    return make(std::span(&executor, 1), std::move(options), clock);
+  }
   ~Router();
 
   // Binds, starts to serve and to look for the workers; none of them need be there yet. Returns the
@@ -50,8 +59,8 @@ class Router {
   explicit Router(CorePtr core);
 
   CorePtr core_;
-  std::unique_ptr<net::HttpServer> server_;
-  std::unique_ptr<net::HttpServer> admin_server_;  // null: the public one answers its paths too
+  std::vector<std::unique_ptr<net::HttpServer>> servers_;  // one per loop; the first listens
+  std::unique_ptr<net::HttpServer> admin_server_;          // of the control loop; null: the others answer its paths too
   std::optional<uint16_t> admin_port_;
 };
 

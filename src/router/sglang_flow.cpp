@@ -53,10 +53,10 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
   span.set("server.address", core->endpoint(worker).text());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core->options.prefill_deadline_ms;
-  deadlines.read_ms = core->options.idle_deadline_ms;
-  auto response = co_await core->client.send(core->endpoint(worker), worker_head(exchange), parts,
-                                             sibling->cancel_prefill.token(), deadlines);
+  deadlines.head_ms = exchange.options().prefill_deadline_ms;
+  deadlines.read_ms = exchange.options().idle_deadline_ms;
+  auto response = co_await exchange.loop.client.send(core->endpoint(worker), worker_head(exchange), parts,
+                                                     sibling->cancel_prefill.token(), deadlines);
   Error error;
   if (response) {
     const int status = (*response)->head().status;
@@ -107,7 +107,7 @@ net::Task<void> SglangFlow::run() {
   failure_ = {.error = no_worker(
                   fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
   std::vector<fleet::WorkerId> tried_prefill, tried_decode;
-  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+  for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     // A pair fails together, and one of the two may be the only one of its kind: then it is tried again.
     auto prefill = decide_prefill(*core_, exchange_, fleet::Dialect::kSglang, tried_prefill);
     if (!prefill && attempt > 0) prefill = decide_prefill(*core_, exchange_, fleet::Dialect::kSglang, {});
@@ -156,7 +156,8 @@ net::Task<bool> SglangFlow::run_pair(fleet::WorkerId prefill, fleet::WorkerId de
   while (!sibling->done) co_await sibling->ended.async_wait(net::kNoThrow);
   if (done) co_return true;
   failure_ = sibling->failed ? std::move(sibling->failure) : std::move(leg.failure());
-  if (!sibling->failed || failure_.status == 0 || core_->retry_on.contains(failure_.status)) co_return false;
+  if (!sibling->failed || failure_.status == 0 || exchange_.settings->retry_on.contains(failure_.status))
+    co_return false;
   co_await exchange_.fail(std::move(failure_));  // the request itself is at fault
   co_return true;
 }

@@ -32,7 +32,7 @@ class SkewTest : public PdFlowTest {
       for (const FakeWorker* worker : workers) legs += worker->leg_count();
       return legs;
     };
-    EXPECT_TRUE(eventually([&] { return sum() == kRequests; }, 8s));
+    EXPECT_TRUE(eventually([&] { return sum() == kRequests; }, 30s));
     size_t most = 0;
     for (const FakeWorker* worker : workers) most = std::max(most, worker->leg_count());
     gate_.open();

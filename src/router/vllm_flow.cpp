@@ -57,7 +57,7 @@ net::Task<VllmFlow::Step> VllmFlow::prefill() {
   failure_ = {.error = no_worker(
                   fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
   std::vector<fleet::WorkerId> tried;
-  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+  for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     const auto choice = decide_prefill(*core_, exchange_, fleet::Dialect::kVllm, tried);
     if (!choice) break;
     if (attempt > 0) core_->metrics.retried("prefill");
@@ -82,20 +82,20 @@ net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
   }
   const std::array<std::string_view, 1> parts = {*body};
   net::RequestDeadlines deadlines;
-  deadlines.head_ms = core_->options.prefill_deadline_ms;
-  deadlines.read_ms = core_->options.idle_deadline_ms;
-  auto response = co_await core_->client.send(core_->endpoint(worker), worker_head(exchange_), parts,
-                                              exchange_.request.cancel, deadlines);
+  deadlines.head_ms = exchange_.options().prefill_deadline_ms;
+  deadlines.read_ms = exchange_.options().idle_deadline_ms;
+  auto response = co_await exchange_.loop.client.send(core_->endpoint(worker), worker_head(exchange_), parts,
+                                                      exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const int status = (*response)->head().status;
   core_->worker_answered(worker, status);
   if (status != 200) {
     failure_ = co_await read_answer(**response, exchange_.id);
-    if (core_->retry_on.contains(status)) co_return Step::kRetry;
+    if (exchange_.settings->retry_on.contains(status)) co_return Step::kRetry;
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
-  const Result<std::string> reply = co_await (*response)->read_all(core_->options.prefill_reply_bytes);
+  const Result<std::string> reply = co_await (*response)->read_all(exchange_.options().prefill_reply_bytes);
   if (!reply) co_return co_await after_transport_error(worker, reply.error());
   core_->worker_completed(worker);
   if (Status read = read_reply(*reply); !read) {
@@ -112,7 +112,7 @@ Status VllmFlow::read_reply(std::string_view reply) {
     return Error{ErrorCode::kCorrupt, "the prefill worker's answer has no kv_transfer_params: it runs no KV connector"};
   }
   const auto counts = raw_field(**params, "expert_counts");
-  if (counts && *counts && core_->decode_policy->wants_counts()) read_counts(**counts);
+  if (counts && *counts && exchange_.settings->decode_policy->wants_counts()) read_counts(**counts);
   Result<std::string> kept = splice(**params, {{"expert_counts", std::nullopt}});
   if (!kept) return std::move(kept).error();
   params_ = *std::move(kept);
@@ -157,7 +157,7 @@ net::Task<void> VllmFlow::decode() {
                          .load = whole_load(exchange_.scan, prompt_tokens_),
                          .prompt_tokens = prompt_tokens_,
                          .counts = counts_.get()};
-  for (uint32_t attempt = 0; attempt <= core_->options.retries; ++attempt) {
+  for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     DecodeAsk now = ask;
     now.exclude = tried;
     const auto worker = decide_decode(*core_, exchange_, now);

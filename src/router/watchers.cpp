@@ -71,7 +71,7 @@ Result<std::string> read_bounded(const std::string& path, size_t most) {
 // Read whole and compared, once per interval: a change is seen whatever makes it (a rename, a mounted ConfigMap
 // whose links move, an editor), which notifications of the kernel do not promise.
 net::Task<void> watch_file(CorePtr core) {
-  const std::string path = core->options.workers_file;
+  const std::string path = core->settings()->options.workers_file;
   Source source(core, Origin::kFile, path);
   std::optional<std::string> before;
   for (bool open = true; open;) {
@@ -85,7 +85,7 @@ net::Task<void> watch_file(CorePtr core) {
       if (wanted) source.use(*wanted);
       else source.failed(wanted.error().message);
     }
-    open = co_await sleep_for(*core, core->options.workers_file_interval_ms);
+    open = co_await sleep_for(*core, core->settings()->options.workers_file_interval_ms);
   }
 }
 
@@ -107,7 +107,7 @@ class KubernetesWatch {
         service_(service),
         slices_(service),
         number_(number),
-        client_(core_->executor, client_options(core_->options)) {}
+        client_(core_->executor, client_options(core_->settings()->options)) {}
 
   net::Task<void> run() {
     std::chrono::milliseconds backoff = kFirstBackoff;
@@ -140,8 +140,9 @@ class KubernetesWatch {
     head.target = std::move(target);
     head.headers.add("Accept", "application/json");
     // Read each time: the kubelet renews it.
-    if (!core_->options.kubernetes_token_file.empty()) {
-      Result<std::string> token = read_bounded(core_->options.kubernetes_token_file, kTokenBytes);
+    const std::string token_file = core_->settings()->options.kubernetes_token_file;
+    if (!token_file.empty()) {
+      Result<std::string> token = read_bounded(token_file, kTokenBytes);
       if (!token) co_return std::move(token).error();
       while (!token->empty() && (token->back() == '\n' || token->back() == ' ')) token->pop_back();
       head.headers.add("Authorization", "Bearer " + *token);
@@ -227,13 +228,15 @@ net::Task<void> watch_kubernetes(CorePtr core, net::Endpoint api, fleet::Kuberne
 // Looks at the addresses behind workers' names.
 net::Task<void> watch_names(CorePtr core) {
   for (;;) {
-    const bool open = co_await sleep_for(*core, core->options.dns_interval_ms);
+    const bool open = co_await sleep_for(*core, core->settings()->options.dns_interval_ms);
     if (!open) co_return;
     // By number, as workers may come meanwhile.
     for (fleet::WorkerId id = 0; id < core->workers.size(); ++id) {
       if (core->closing.cancelled()) co_return;
       if (core->fleet.removed(id) || net::is_address(core->endpoint(id).host)) continue;
-      co_await core->client.refresh(core->endpoint(id), core->closing.token());
+      for (Loop& loop : core->loops) {
+        co_await run_on(loop, loop.client.refresh(core->endpoint(id), loop.closing.token()));
+      }
       co_await core->probe_client.refresh(core->endpoint(id), core->closing.token());
     }
   }
@@ -243,14 +246,16 @@ net::Task<void> watch_names(CorePtr core) {
 
 void start_watching(const CorePtr& core) {
   KINDRED_CHECK(Core::spawn(core, watch_names(core), /*standing=*/true));
-  if (!core->options.workers_file.empty()) {
+  const SettingsPtr settings = core->settings();
+  const RouterOptions& options = settings->options;
+  if (!options.workers_file.empty()) {
     KINDRED_CHECK(Core::spawn(core, watch_file(core), /*standing=*/true));
   }
   size_t number = 0;
-  for (const std::string& text : core->options.kubernetes_services) {
+  for (const std::string& text : options.kubernetes_services) {
     // Both were checked when the core was made.
     auto service = fleet::parse_kubernetes_service(text);
-    auto api = net::parse_endpoint(core->options.kubernetes_api);
+    auto api = net::parse_endpoint(options.kubernetes_api);
     KINDRED_CHECK(service.ok() && api.ok());
     KINDRED_CHECK(
         Core::spawn(core, watch_kubernetes(core, *std::move(api), *std::move(service), number++), /*standing=*/true));

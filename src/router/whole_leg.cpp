@@ -14,15 +14,15 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
   if (exchange_.trace) head.headers.set("traceparent", exchange_.trace->traceparent());
   const std::array<std::string_view, 1> parts = {body};
   net::RequestDeadlines deadlines;
-  const RouterOptions& options = core_->options;
+  const RouterOptions& options = exchange_.options();
   deadlines.head_ms = exchange_.scan.stream ? options.prefill_deadline_ms : options.decode_deadline_ms;
   deadlines.read_ms = options.idle_deadline_ms;
-  auto response =
-      co_await core_->client.send(core_->endpoint(worker), std::move(head), parts, std::move(cancel), deadlines);
+  auto response = co_await exchange_.loop.client.send(core_->endpoint(worker), std::move(head), parts,
+                                                      std::move(cancel), deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
-  if (core_->retry_on.contains(got.status)) {
+  if (exchange_.settings->retry_on.contains(got.status)) {
     if (core_->fleet.role(worker) == Role::kDecode) note_busy(*core_, worker, got);
     failure_ = co_await read_answer(**response, exchange_.id);
     co_return false;
@@ -58,7 +58,7 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
 }
 
 net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
-  Result<std::string> body = co_await response.read_all(core_->options.answer_bytes);
+  Result<std::string> body = co_await response.read_all(exchange_.options().answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const net::ResponseHead& got = response.head();
   if (got.status < 500) core_->worker_completed(worker);

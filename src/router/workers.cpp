@@ -86,7 +86,8 @@ Result<Json> delete_worker(const CorePtr& core, const net::RequestHead& head) {
   return Json{{"url", now.spec.url}, {"role", to_string(now.spec.role)}, {"in_flight", now.in_flight}};
 }
 
-std::optional<ApiError> refusal(const Core& core, const std::string& method, bool drains) {
+std::optional<ApiError> refusal(const Core& core, const RouterOptions& options, const std::string& method,
+                                bool drains) {
   if (drains && method != "POST") {
     ApiError error = api_error(invalid(fmt::format("{} answers POST", kDrainPath)));
     error.status = 405;
@@ -99,7 +100,7 @@ std::optional<ApiError> refusal(const Core& core, const std::string& method, boo
     error.allow = "POST, DELETE";
     return error;
   }
-  if (!core.options.manage_workers) {
+  if (!options.manage_workers) {
     ApiError error = api_error(invalid("workers cannot be changed here; start the router with --manage-workers"));
     error.status = 403;
     error.code = "manage_workers_off";
@@ -115,16 +116,17 @@ net::Task<bool> answer_workers(CorePtr core, Exchange& exchange) {
   const net::RequestHead& head = exchange.request.head;
   const bool drains = head.path() == kDrainPath;
   if (!drains && head.path() != "/workers") co_return false;
-  std::optional<ApiError> refused = refusal(*core, head.method, drains);
+  std::optional<ApiError> refused = refusal(*core, exchange.options(), head.method, drains);
   if (refused) {
     co_await exchange.fail(*std::move(refused));
     co_return true;
   }
   const bool adds = !drains && head.method == "POST";
   const std::string& sent = exchange.request.body;
-  const Result<Json> done = drains ? drain_worker(core, sent)
-                            : adds ? post_worker(core, sent)
-                                   : delete_worker(core, head);
+  const Result<Json> done = co_await on_control(*core, exchange.loop, [&]() -> Result<Json> {
+    if (drains) return drain_worker(core, sent);
+    return adds ? post_worker(core, sent) : delete_worker(core, head);
+  });
   if (!done) {
     ApiError error = api_error(done.error());
     co_await exchange.fail(std::move(error));

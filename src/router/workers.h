@@ -1,6 +1,6 @@
 // POST /workers and DELETE /workers: the fleet changes while the router runs (docs/router.md).
 //
-// Thread-safety: confined to the io_context's thread.
+// Thread-safety: called on the request's own loop; what it does to the fleet runs on the control loop.
 #pragma once
 
 #include "router/core.h"

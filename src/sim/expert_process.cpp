@@ -20,12 +20,16 @@ constexpr uint32_t kCheckpointTokens = 16;
 // likeliest of those left are taken, which is what further draws would nearly always give.
 constexpr int kMostRepeats = 200;
 
-// The sum of twelve uniform numbers: mean 0, variance 1, and the same on every machine, which logarithms and cosines
-// of the standard library are not.
+// The sum of twelve uniform numbers of 16 bits, four from a word: mean 0, variance 1, and the same on every machine,
+// which logarithms and cosines of the standard library are not.
 double roughly_normal(uint64_t seed, uint64_t position) {
-  double sum = -6;
-  for (uint64_t i = 0; i < 12; ++i) sum += uniform_at(seed, 12 * position + i);
-  return sum;
+  uint32_t sum = 0;
+  for (uint64_t i = 0; i < 3; ++i) {
+    const uint64_t word = mix64(mix64(seed) ^ mix64(3 * position + i));
+    sum += static_cast<uint32_t>(word >> 48) + static_cast<uint32_t>(word >> 32 & 0xffff) +
+           static_cast<uint32_t>(word >> 16 & 0xffff) + static_cast<uint32_t>(word & 0xffff);
+  }
+  return (sum + 6) / 65536.0 - 6;
 }
 
 // Draws experts of one layer.
@@ -72,7 +76,9 @@ struct Prototype {
 class Synthetic final : public ExpertProcess {
  public:
   explicit Synthetic(SyntheticOptions options)
-      : options_(std::move(options)), prototypes_(options_.domains.size() * options_.prototypes) {
+      : options_(std::move(options)),
+        seed_(mix64(options_.seed)),
+        prototypes_(options_.domains.size() * options_.prototypes) {
     if (options_.domain_share.empty()) options_.domain_share.assign(options_.domains.size(), 1);
     std::partial_sum(options_.domain_share.begin(), options_.domain_share.end(), options_.domain_share.begin());
   }
@@ -98,7 +104,8 @@ class Synthetic final : public ExpertProcess {
  private:
   // What a seed is for, so that draws do not repeat each other.
   static constexpr uint64_t kBase = 0x6261, kDomain = 0x646f, kRequest = 0x7265, kPhase = 0x7068, kWhich = 0x7768,
-                            kPlace = 0x706c, kStart = 0x7374, kMix = 0x6d69, kTokens = 0x746f;
+                            kPlace = 0x706c, kStart = 0x7374, kMix = 0x6d69, kTokens = 0x746f, kPromptTape = 0x7074,
+                            kDrift = 0x6472, kPromptDrift = 0x7064;
 
   uint32_t domain_of(const TraceRequest& request, uint64_t number) const {
     const auto count = static_cast<uint32_t>(options_.domains.size());
@@ -108,62 +115,70 @@ class Synthetic final : public ExpertProcess {
     return static_cast<uint32_t>(std::upper_bound(shares.begin(), shares.end() - 1, at) - shares.begin());
   }
 
-  std::vector<Gate> gates(uint32_t domain, uint32_t prototype, bool decode) const {
-    const uint32_t experts = options_.shape.experts;
-    const uint64_t seed = mix64(options_.seed);
-    const uint64_t of_domain = mix64(seed ^ kDomain) ^ domain;
-    const uint64_t of_request = mix64(seed ^ kRequest) ^ (uint64_t{domain} << 32 | prototype);
-    const uint64_t of_phase = mix64(seed ^ kPhase) ^ domain;
-    std::vector<Gate> gates;
-    for (size_t l = 0; l < options_.shape.layers.size(); ++l) {
-      std::vector<double> weights(experts);
-      for (uint32_t e = 0; e < experts; ++e) {
-        const uint64_t cell = l * experts + e;
-        double utility = options_.base * roughly_normal(seed ^ kBase, cell) +
-                         options_.domain * roughly_normal(of_domain, cell) +
-                         options_.request * roughly_normal(of_request, cell);
-        if (decode) utility += options_.phase * roughly_normal(of_phase, cell);
-        weights[e] = std::exp(utility);
-      }
-      gates.emplace_back(std::move(weights));
+  // [L, E], without drift.
+  std::vector<double> utilities(uint32_t domain, uint32_t prototype, bool decode) const {
+    const uint64_t of_domain = mix64(seed_ ^ kDomain) ^ domain;
+    const uint64_t of_request = mix64(seed_ ^ kRequest) ^ (uint64_t{domain} << 32 | prototype);
+    const uint64_t of_phase = mix64(seed_ ^ kPhase) ^ domain;
+    std::vector<double> utility(options_.shape.cells());
+    for (uint64_t cell = 0; cell < utility.size(); ++cell) {
+      utility[cell] = options_.base * roughly_normal(seed_ ^ kBase, cell) +
+                      options_.domain * roughly_normal(of_domain, cell) +
+                      options_.request * roughly_normal(of_request, cell);
+      if (decode) utility[cell] += options_.phase * roughly_normal(of_phase, cell);
     }
-    return gates;
+    return utility;
+  }
+
+  // Draws a tape: use(token, layer, expert) for each choice, in order of tokens and layers.
+  template <class Use>
+  void draw_tape(uint32_t domain, uint32_t which, bool decode, Use use) const {
+    const uint64_t id = uint64_t{domain} << 32 | which;
+    const std::vector<double> utility = utilities(domain, which, decode);
+    const uint32_t experts = options_.shape.experts;
+    Rng rng(mix64(mix64(seed_ ^ (decode ? kTokens : kPromptTape)) ^ id));
+    std::vector<Gate> gates;
+    std::vector<uint32_t> chosen;
+    for (uint32_t t = 0; t < options_.tape_tokens; ++t) {
+      if (t % kDriftTokens == 0) {
+        const uint64_t of_drift = mix64(mix64(seed_ ^ (decode ? kDrift : kPromptDrift)) ^ id) ^ t;
+        gates.clear();
+        for (size_t l = 0; l < options_.shape.layers.size(); ++l) {
+          std::vector<double> weights(experts);
+          for (uint32_t e = 0; e < experts; ++e) {
+            const uint64_t cell = l * experts + e;
+            weights[e] = std::exp(utility[cell] + options_.drift * roughly_normal(of_drift, cell));
+          }
+          gates.emplace_back(std::move(weights));
+        }
+      }
+      for (uint32_t l = 0; l < gates.size(); ++l) {
+        gates[l].draw(options_.shape.top_k, rng, chosen);
+        for (const uint32_t expert : chosen) use(t, l, expert);
+      }
+    }
   }
 
   const Prototype& get(uint32_t domain, uint32_t which) {
     std::unique_ptr<Prototype>& place = prototypes_[size_t{domain} * options_.prototypes + which];
     if (place) return *place;
     place = std::make_unique<Prototype>();
-    const auto layers = static_cast<uint32_t>(options_.shape.layers.size());
-    const uint32_t top_k = options_.shape.top_k;
-    Rng rng(mix64(mix64(options_.seed ^ kTokens) ^ (uint64_t{domain} << 32 | which)));
-    std::vector<uint32_t> chosen;
-
-    const std::vector<Gate> decode = gates(domain, which, true);
     auto tape = std::make_shared<ExpertTape>(options_.shape, options_.tape_tokens);
-    for (uint32_t t = 0; t < options_.tape_tokens; ++t) {
-      for (uint32_t l = 0; l < layers; ++l) {
-        decode[l].draw(top_k, rng, chosen);
-        for (const uint32_t expert : chosen) tape->set(t, l, expert);
-      }
-    }
+    draw_tape(domain, which, true, [&tape](uint32_t t, uint32_t l, uint32_t expert) { tape->set(t, l, expert); });
     place->decode = std::move(tape);
 
-    const std::vector<Gate> prompt = gates(domain, which, false);
+    std::vector<uint32_t>& prompt = place->checkpoints;
     std::vector<uint32_t> counts(options_.shape.cells(), 0);
-    for (uint32_t t = 0; t < options_.tape_tokens; ++t) {
-      if (t % kCheckpointTokens == 0) {
-        place->checkpoints.insert(place->checkpoints.end(), counts.begin(), counts.end());
+    uint32_t kept = 0;  // checkpoints
+    draw_tape(domain, which, false, [&](uint32_t t, uint32_t l, uint32_t expert) {
+      if (t == kept * kCheckpointTokens) {
+        prompt.insert(prompt.end(), counts.begin(), counts.end());
+        ++kept;
       }
-      for (uint32_t l = 0; l < layers; ++l) {
-        prompt[l].draw(top_k, rng, chosen);
-        for (const uint32_t expert : chosen) {
-          ++counts[l * options_.shape.experts + expert];
-          place->prompt.push_back(static_cast<uint16_t>(expert));
-        }
-      }
-    }
-    place->checkpoints.insert(place->checkpoints.end(), counts.begin(), counts.end());
+      ++counts[l * options_.shape.experts + expert];
+      place->prompt.push_back(static_cast<uint16_t>(expert));
+    });
+    prompt.insert(prompt.end(), counts.begin(), counts.end());
     return *place;
   }
 
@@ -199,6 +214,7 @@ class Synthetic final : public ExpertProcess {
   }
 
   SyntheticOptions options_;
+  uint64_t seed_;
   std::vector<std::unique_ptr<Prototype>> prototypes_;
 };
 
@@ -226,8 +242,9 @@ Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options) 
   for (const double share : options.domain_share) {
     if (!(share > 0 && share <= 1e9)) return refused_option("domain_share", share, "above 0");
   }
-  for (const auto& [field, value] : {std::pair("base", options.base), std::pair("domain", options.domain),
-                                     std::pair("request", options.request), std::pair("phase", options.phase)}) {
+  for (const auto& [field, value] :
+       {std::pair("base", options.base), std::pair("domain", options.domain), std::pair("request", options.request),
+        std::pair("drift", options.drift), std::pair("phase", options.phase)}) {
     if (!(value >= 0 && value <= kMostDeviation)) {
       return refused_option(field, value, fmt::format("0 to {}", kMostDeviation));
     }
@@ -239,6 +256,17 @@ Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options) 
     return refused_option("tape_tokens", options.tape_tokens, fmt::format("1 to {}", kMostTapeTokens));
   }
   return std::unique_ptr<ExpertProcess>(std::make_unique<Synthetic>(std::move(options)));
+}
+
+SyntheticOptions calibrated_synthetic(expert::ExpertShape shape) {
+  SyntheticOptions options;
+  options.shape = std::move(shape);
+  options.base = 0.692;
+  options.domain = 1.265;
+  options.request = 0.949;
+  options.drift = 0.805;
+  options.phase = 0.831;
+  return options;
 }
 
 Result<std::unique_ptr<ExpertProcess>> make_uniform(expert::ExpertShape shape, uint64_t seed) {

@@ -36,19 +36,25 @@ class ExpertProcess {
 //   base     one for all requests: experts that everybody uses, and that nobody does
 //   domain   one a domain: its preferences, over which domains overlap as chance has it
 //   request  one a prototype: how a request deviates from its domain
+//   drift    one for every kDriftTokens tokens of a prototype: what a request is about for a while
 //   phase    one a domain, and only in decode: what a prompt does not foretell
 // All zero: every expert is as likely as the other, independently from token to token.
+inline constexpr uint32_t kDriftTokens = 64;
 struct SyntheticOptions {
   expert::ExpertShape shape;
   std::vector<std::string> domains = {"code", "math", "medical", "legal"};
   std::vector<double> domain_share = {};  // of requests without a domain; empty: equal
-  double base = 0, domain = 0, request = 0, phase = 0;
+  double base = 0, domain = 0, request = 0, drift = 0, phase = 0;
   // Requests share prototypes, so that memory and time do not grow with requests: a request is a prototype of its
   // domain and a place on its tape. Prototypes are made when first asked for.
   uint32_t prototypes = 16;    // a domain
   uint32_t tape_tokens = 256;  // of a prototype, for decode; prompts have a tape of as many
   uint64_t seed = 1;
 };
+
+// With the deviations that `kindred simulate calibrate` found for 128 experts, top 8 (sim/calibrate.h), whatever the
+// shape.
+SyntheticOptions calibrated_synthetic(expert::ExpertShape shape);
 
 // Error: kInvalid, naming the field.
 Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options);

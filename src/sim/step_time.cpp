@@ -1,7 +1,9 @@
 #include "sim/step_time.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 
 namespace kindred::sim {
 namespace {
@@ -57,6 +59,28 @@ double StepTime::moe_layer_us(double tokens, double distinct, uint32_t ranks) co
   return moe_kernel_us(profile_.moe, assignments, distinct, dims.experts / ranks, dims.top_k);
 }
 
+// Layers of a step have much the same numbers of distinct experts, and powers are dear: each number once.
+double StepTime::moe_layers_us(std::span<const uint32_t> experts, double group_tokens, uint32_t ranks) const {
+  constexpr size_t kRemembered = 64;
+  std::array<std::pair<uint32_t, double>, kRemembered> known;
+  size_t count = 0;
+  double sum_us = 0;
+  for (const uint32_t distinct : experts) {
+    size_t at = 0;
+    while (at < count && known[at].first != distinct) ++at;
+    if (at == count) {
+      const double us = moe_layer_us(group_tokens, distinct, ranks);
+      if (count == kRemembered) {
+        sum_us += us;
+        continue;
+      }
+      known[count++] = {distinct, us};
+    }
+    sum_us += known[at].second;
+  }
+  return sum_us;
+}
+
 double StepTime::gemm_us(const Projection& projection, double tokens) const {
   return projection.count * gemm_kernel_us(profile_.gemm, tokens, projection.n, projection.k, projection.weight_bytes);
 }
@@ -104,7 +128,7 @@ StepTime::Parts StepTime::parts(const StepShape& step) const {
     const double even = uniform_union(dims.experts, dims.top_k, group) / step.ranks;
     parts.moe_us = dims.moe_layers * moe_layer_us(group, even, step.ranks);
   } else {
-    for (const uint32_t distinct : step.experts) parts.moe_us += moe_layer_us(group, distinct, step.ranks);
+    parts.moe_us = moe_layers_us(step.experts, group, step.ranks);
     parts.moe_us *= static_cast<double>(dims.moe_layers) / static_cast<double>(step.experts.size());
   }
   parts.attention_us = attention_us(step, decode);

@@ -51,6 +51,7 @@ class StepTime {
   double kv_transfer_s(uint64_t tokens, double bandwidth_share) const;
 
  private:
+  double moe_layers_us(std::span<const uint32_t> experts, double group_tokens, uint32_t ranks) const;
   double gemm_us(const Projection& projection, double tokens) const;
   double attention_us(const StepShape& step, double decode) const;
   double padded(uint32_t decode_requests) const;

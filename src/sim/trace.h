@@ -21,6 +21,7 @@ struct Trace {
   std::vector<TraceRequest> requests;
   std::vector<std::string> domains;
   uint32_t block_tokens = 512;  // that one entry of `blocks` stands for (Mooncake: 512)
+  uint64_t skipped = 0;         // requests that were left out, since they generated nothing
 };
 
 }  // namespace kindred::sim

@@ -160,6 +160,13 @@ def test_config_with_a_wrong_value(tmp_path):
     assert "locality-band" in error and "round-robin" in error
 
 
+@pytest.mark.parametrize("threads", [0, 257, -1, "all"])
+def test_a_wrong_number_of_threads(threads):
+    code, error = run("router", "--worker", "http://127.0.0.1:1", "--threads", threads)
+    assert code == 2
+    assert f"--threads: got '{threads}', accepted: a whole number from 1 to 256" in error
+
+
 def test_a_dense_model_serves_without_signatures(tmp_path):
     dense = MODEL.parent.parent / "tests/data/dense.gguf"
     worker = Server("worker", "--model", dense, "--role", "both", log=tmp_path / "dense.log").wait_ready()

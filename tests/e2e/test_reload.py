@@ -1,7 +1,9 @@
 """A router's life as its operator sees it: SIGHUP, PUT /config, SIGTERM. The workers are scripted."""
 
+import concurrent.futures
 import http.server
 import json
+import os
 import signal
 import threading
 
@@ -69,6 +71,10 @@ def backends():
     for backend in pair:
         backend.gate.set()
         backend.shutdown()
+
+
+def open_stream(router):
+    return stream(router.url + "/v1/chat/completions", {"model": "m", "messages": [], "stream": True})
 
 
 def start(tmp_path, config, *args):
@@ -145,6 +151,35 @@ def test_sigterm_lets_streams_finish_and_ends_with_0(tmp_path, backends):
         assert router.popen.poll() is None
         backends[0].gate.set()
         assert list(events) == ["[DONE]"]
+        assert router.popen.wait(20) == 0
+    finally:
+        router.stop()
+
+
+def test_several_threads_reload_and_drain_as_one_router(tmp_path, backends):
+    old, new = backends
+    router, path = start(tmp_path, f"worker: [{old.url}]\nthreads: 4\n")
+    try:
+        assert len(os.listdir(f"/proc/{router.popen.pid}/task")) >= 4
+        assert get_json(router.url + "/config")["threads"] == 4
+        old.gate.clear()
+        begun = [open_stream(router) for _ in range(8)]
+        assert [next(events) for events in begun] == ["1"] * 8
+        path.write_text(f"worker: [{new.url}]\nthreads: 2\n")
+        router.popen.send_signal(signal.SIGHUP)
+        wait_until(lambda: "threads: cannot change" in router.text(), what="the refusal")
+        path.write_text(f"worker: [{new.url}]\nthreads: 4\n")
+        router.popen.send_signal(signal.SIGHUP)
+        wait_until(lambda: "the new configuration runs" in router.text(), what="the new configuration")
+        wait_until(lambda: request(router.url + "/ready")[0] == 200, what="the new worker")
+        with concurrent.futures.ThreadPoolExecutor(16) as clients:
+            served = list(clients.map(lambda _: ask(router), range(64)))
+        assert served == [new.url] * 64
+        assert new.requests == 64
+        router.popen.send_signal(signal.SIGTERM)
+        wait_until(lambda: "8 in flight may finish" in router.text(), what="the drain")
+        old.gate.set()
+        assert [list(events) for events in begun] == [["[DONE]"]] * 8
         assert router.popen.wait(20) == 0
     finally:
         router.stop()
