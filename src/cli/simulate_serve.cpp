@@ -58,10 +58,11 @@ ConfigSchema serve_schema(ServeArguments& o) {
   schema.text("experts", &s.experts,
               "synthetic, uniform, a file of `kindred record`, or a folder of token decisions (docs/simulator.md)");
   schema.integer("domains", &s.domains, 1, 256, "synthetic: kinds of requests");
-  schema.real("base", &s.base, 0, 20, "synthetic: how unequal experts are for all");
-  schema.real("domain", &s.domain, 0, 20, "synthetic: how domains differ");
-  schema.real("request", &s.request, 0, 20, "synthetic: how requests of a domain differ");
-  schema.real("phase", &s.phase, 0, 20, "synthetic: how decode differs from prefill");
+  schema.real("base", &s.base, -1, 20, "synthetic: how unequal experts are for all; -1, here and below: as calibrated");
+  schema.real("domain", &s.domain, -1, 20, "synthetic: how domains differ");
+  schema.real("request", &s.request, -1, 20, "synthetic: how requests of a domain differ");
+  schema.real("drift", &s.drift, -1, 20, "synthetic: how a request changes on its way");
+  schema.real("phase", &s.phase, -1, 20, "synthetic: how decode differs from prefill");
   schema.integer("seed", &s.seed, 0, 1LL << 40, "of the experts");
   schema.accept_config_file();
   return schema;

@@ -425,7 +425,7 @@ Result<sim::Profile> set_up_workers(const SimulateOptions& options, uint32_t pie
 
 Result<std::unique_ptr<sim::ExpertProcess>> set_up_experts(const SimulateOptions& options,
                                                            const sim::Profile& profile) {
-  Result<Processes> made = make_experts(options, profile);
+  Result<Processes> made = make_experts(options, sim::Trace{}, profile);
   if (!made) return std::move(made).error();
   return std::move(made->simulated);
 }
