@@ -83,10 +83,8 @@ net::Task<void> LiveWorker::kindred_prefill(Call& call) {
   } else {
     lease = put_lease(call, *ticket);
     // The KV itself does not exist: what is pulled is its name, and takes as long as the KV would.
-    reply["lease"] = {{"id", lease},
-                      {"bytes", lease.size()},
-                      {"hash", hex64(mix64(request.hash)) + hex64(request.hash)},
-                      {"ttl_ms", site_->leases.ttl().count()}};
+    reply["lease"] = {
+        {"id", lease}, {"bytes", lease.size()}, {"hash", blob_hash(lease)}, {"ttl_ms", site_->leases.ttl().count()}};
     reply["state"] = {{"id", call.renderer.meta().id}, {"created", call.renderer.meta().created}};
   }
   std::string body = dump_json(reply);

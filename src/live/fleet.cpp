@@ -169,7 +169,11 @@ net::Task<void> LiveFleet::drain(std::chrono::milliseconds deadline) {
   impl->housekeeping.cancel();
   impl->script.cancel();
   for (const auto& timer : impl->pending) timer->cancel();
-  for (const auto& worker : impl->workers) co_await worker->drain(deadline);
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  for (const auto& worker : impl->workers) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    co_await worker->drain(std::max(left, std::chrono::milliseconds(0)));
+  }
 }
 
 }  // namespace kindred::live

@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/json.h"
 #include "fleet/kv_index.h"
+#include "live/leases.h"
 #include "net/chunked.h"
 #include "net/http_message.h"
 #include "net/testing.h"
@@ -198,7 +199,7 @@ TEST_F(FleetTest, KindredHandsOver) {
   ASSERT_TRUE(counts.ok()) << counts.error().message;
   EXPECT_EQ(counts->tokens, reply["usage"]["prompt_tokens"].get<uint64_t>());
   const std::string id = reply["lease"]["id"];
-  EXPECT_EQ(get(0, "/v1/kv/" + id).status, 200);
+  EXPECT_EQ(blob_hash(get(0, "/v1/kv/" + id).body), reply["lease"]["hash"]);
   EXPECT_EQ(post(0, "", {}, "/v1/kv/" + id + "/renew").status, 200);
   EXPECT_EQ(metric(0, "kindred_leases"), 1);
 

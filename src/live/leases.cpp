@@ -1,10 +1,17 @@
 #include "live/leases.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 
 #include "base/bytes.h"
 
 namespace kindred::live {
+
+std::string blob_hash(std::string_view blob) {
+  const XXH128_hash_t hash = XXH3_128bits(blob.data(), blob.size());
+  return hex64(hash.high64) + hex64(hash.low64);
+}
 
 std::string LeaseBook::put(Lease lease) {
   std::string id = hex64(ids_.next()) + hex64(ids_.next());

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/clock.h"
 #include "base/rng.h"
@@ -23,6 +24,9 @@ struct Lease {
   uint32_t prompt_tokens = 0;
   MonotonicTime expires{};
 };
+
+// XXH3-128 as 32 hex digits. A lease's blob is its id: the KV itself does not exist.
+std::string blob_hash(std::string_view blob);
 
 class LeaseBook {
  public:

@@ -95,7 +95,7 @@ net::Task<void> LiveWorker::get(net::Request& request, net::ResponseWriter& writ
   const fleet::Dialect dialect = site_->options.dialect;
   const bool sglang = dialect == fleet::Dialect::kSglang;
   std::string page, type = "application/json";
-  if (path == "/health" || path == "/ping") page = R"({"status":"ok"})";
+  if (path == "/health") page = R"({"status":"ok"})";
   else if (path == "/v1/models") page = models_page();
   else if (path == "/version" && dialect == fleet::Dialect::kVllm)
     page = dump_json(Json{{"version", site_->options.version}});
@@ -112,6 +112,7 @@ net::Task<void> LiveWorker::get(net::Request& request, net::ResponseWriter& writ
     co_return co_await fail(writer, missing);
   }
   net::Headers fields = typed(type);
+  if (path.starts_with(kKvPath)) fields.add("X-Kindred-Hash", blob_hash(page));
   co_await writer.send(200, std::move(fields), page);
 }
 
