@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <ctime>
 #include <string_view>
@@ -112,9 +113,11 @@ int run_simulate(Args args) {
   for (const Word& word : kWords) {
     if (!args.empty() && args[0] == word.name) return word.run(args.subspan(1));
   }
+  const auto serves = [](std::string_view arg) { return arg == "--serve"; };
+  if (std::ranges::any_of(args, serves)) return run_simulate_serve(args);
   SimulateOptions options;
   ConfigSchema schema(
-      "simulate [OPTIONS] | simulate profile|calibrate|advise [OPTIONS]",
+      "simulate [OPTIONS] | simulate --serve [OPTIONS] | simulate profile|calibrate|advise [OPTIONS]",
       "Simulates a cluster, event by event, under the router's own policies: which experts each request "
       "uses, how long each step takes by a hardware profile. docs/simulator.md says what is modelled and "
       "what is not.");

@@ -56,6 +56,10 @@ struct SimulateSetup {
 // Error: kInvalid, naming the option; that of reading files.
 Result<SimulateSetup> set_up_simulation(const SimulateOptions& options);
 
+// The parts of it that --serve needs. Groups and events; returns the first profile, by which experts are drawn.
+Result<sim::Profile> set_up_workers(const SimulateOptions& options, uint32_t piece_tokens, SimulateSetup& out);
+Result<std::unique_ptr<sim::ExpertProcess>> set_up_experts(const SimulateOptions& options, const sim::Profile& profile);
+
 struct SimulateRun {
   std::string policy;
   sim::SimResult result;

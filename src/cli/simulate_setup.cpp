@@ -422,4 +422,15 @@ Result<SimulateSetup> set_up_simulation(const SimulateOptions& options) {
   return out;
 }
 
+Result<sim::Profile> set_up_workers(const SimulateOptions& options, uint32_t piece_tokens, SimulateSetup& out) {
+  return set_workers(options, piece_tokens, out);
+}
+
+Result<std::unique_ptr<sim::ExpertProcess>> set_up_experts(const SimulateOptions& options,
+                                                           const sim::Profile& profile) {
+  Result<Processes> made = make_experts(options, sim::Trace{}, profile);
+  if (!made) return std::move(made).error();
+  return std::move(made->simulated);
+}
+
 }  // namespace kindred::cli

@@ -196,7 +196,8 @@ void Engine::fetched(uint32_t slot) {
 }
 
 void Engine::release(uint32_t slot) {
-  KINDRED_CHECK(slots_[slot].state != State::kFree && slots_[slot].state != State::kRunning);
+  KINDRED_CHECK(slots_[slot].state != State::kFree && !slots_[slot].decodes && slots_[slot].chunk == 0);
+  if (slots_[slot].state == State::kRunning) std::erase(running_, slot);
   if (slots_[slot].state == State::kFetching) --fetching_;
   if (slots_[slot].state == State::kWaiting) std::erase(waiting_, slot);
   vacate(slot);

@@ -59,7 +59,7 @@ class Engine {
   void finish(std::vector<Emitted>& out);
 
   void fetched(uint32_t slot);  // its KV is here
-  // Gone, wherever it was: handed off, waiting or fetching. Not while it runs.
+  // Gone, wherever it was. One that runs: only between finish() and the next plan().
   void release(uint32_t slot);
   void clear();  // the worker died
 
