@@ -22,5 +22,6 @@ int run_simulate(Args args);
 int run_simulate_profile(Args args);
 int run_simulate_serve(Args args);  // with --serve
 int run_simulate_calibrate(Args args);
+int run_simulate_advise(Args args);
 
 }  // namespace kindred::cli

@@ -21,7 +21,10 @@ struct Word {
   std::string_view name;
   int (*run)(Args args);
 };
-constexpr auto kWords = std::to_array<Word>({{"profile", run_simulate_profile}, {"calibrate", run_simulate_calibrate}});
+constexpr auto kWords = std::to_array<Word>({{"profile", run_simulate_profile},
+                                             {"calibrate", run_simulate_calibrate},
+                                             {"advise", run_simulate_advise},
+                                             {"--advise", run_simulate_advise}});
 
 constexpr size_t kTraceSteps = 200'000;  // of a Perfetto trace: about 30 MB
 
@@ -114,7 +117,7 @@ int run_simulate(Args args) {
   if (std::ranges::any_of(args, serves)) return run_simulate_serve(args);
   SimulateOptions options;
   ConfigSchema schema(
-      "simulate [OPTIONS] | simulate --serve [OPTIONS] | simulate profile [OPTIONS]",
+      "simulate [OPTIONS] | simulate --serve [OPTIONS] | simulate profile|calibrate|advise [OPTIONS]",
       "Simulates a cluster, event by event, under the router's own policies: which experts each request "
       "uses, how long each step takes by a hardware profile. docs/simulator.md says what is modelled and "
       "what is not.");

@@ -41,6 +41,9 @@ struct SimulateOptions {
   void declare(ConfigSchema& schema);
 };
 
+// By a name of profiles/, or a path. Error: kInvalid, with the names that there are; that of reading the file.
+Result<sim::Profile> find_profile(const std::string& name);
+
 // All that the policies have in common.
 struct SimulateSetup {
   sim::ClusterOptions cluster;  // but for the policy

@@ -13,14 +13,7 @@
 #include "sim/trace_reader.h"
 
 namespace kindred::cli {
-namespace {
 
-constexpr uint32_t kKvBlockTokens = 16;
-constexpr uint32_t kCalibrationTokens = 128;  // of a tape that are counted, at most
-// Numbers of requests that calibrate: none that is simulated has one of them.
-constexpr uint64_t kCalibrationBegins = uint64_t{1} << 40;
-
-// A name of profiles/, or a path.
 Result<sim::Profile> find_profile(const std::string& name) {
   if (name.find('/') != std::string::npos || name.ends_with(".json")) return sim::load_profile(name);
   const std::filesystem::path folder = std::filesystem::path(find_root()) / "profiles";
@@ -36,6 +29,13 @@ Result<sim::Profile> find_profile(const std::string& name) {
                              fmt::join(known, ", "), known.empty() ? "" : ", "),
                  "profile");
 }
+
+namespace {
+
+constexpr uint32_t kKvBlockTokens = 16;
+constexpr uint32_t kCalibrationTokens = 128;  // of a tape that are counted, at most
+// Numbers of requests that calibrate: none that is simulated has one of them.
+constexpr uint64_t kCalibrationBegins = uint64_t{1} << 40;
 
 struct WorkersPart {
   uint32_t count = 0;
@@ -71,7 +71,10 @@ Result<std::vector<WorkersPart>> parse_workers(const std::string& text, const st
       part.profile = text.substr(at + 1, comma - at - 1);
       at = comma;
     }
-    if (at < text.size() && text[at] == ',' && ++at == text.size()) return wrong();
+    if (at < text.size() && text[at] == ',') {
+      ++at;
+      if (at == text.size()) return wrong();
+    }
     if (part.count == 0 || part.profile.empty()) return wrong();
     out.push_back(std::move(part));
   }

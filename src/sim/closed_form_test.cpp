@@ -31,6 +31,39 @@ TEST(ClosedForm, ASingleRequestTakesTheSumOfItsSteps) {
   EXPECT_EQ(run->steps_run, 13U);
 }
 
+// The same by a measured profile: each step is what StepTime says of it.
+TEST(ClosedForm, ASingleRequestByAProfile) {
+  const Result<Profile> profile = load_profile(KINDRED_SOURCE_DIR "/profiles/h200-qwen3-30b-a3b.json");
+  ASSERT_TRUE(profile) << profile.error().message;
+  const StepTime time(*profile);
+  TestModel model;
+  model.shape = testing::small_shape(profile->dims.moe_layers, profile->dims.experts, profile->dims.top_k);
+  Rng rng(3);
+  model.tape = testing::uniform_tape(model.shape, 64, rng);
+  const std::vector<SimRequest> requests = {model.request(0, 1000, 5, 7)};
+  ClusterOptions options = testing::pd(1, 1, {});
+  for (WorkerGroup& group : options.groups) group.cost = std::make_shared<ProfileCost>(*profile);
+  options.groups[0].engine.token_budget = 600;
+  const Result<SimResult> run = run_cluster(options, requests);
+  ASSERT_TRUE(run) << run.error().message;
+  const std::vector<uint32_t> eight(profile->dims.moe_layers, 8);  // a prompt of flat_counts, and a token
+  const auto chunk_s = [&](uint32_t tokens, double contexts) {
+    return time.seconds({.prefill_tokens = tokens,
+                         .prefill_token_contexts = contexts,
+                         .experts = eight,
+                         .ranks = 1,
+                         .group_tokens = tokens});
+  };
+  const double ttft_s = chunk_s(600, 600 * 601 / 2.0) + chunk_s(400, 400 * 600 + 400 * 401 / 2.0);
+  EXPECT_NEAR(run->requests[0].ttft_s(), ttft_s, 1e-8);
+  double decode_s = time.kv_transfer_s(1000, 1);
+  for (int i = 1; i <= 4; ++i) {
+    decode_s += time.seconds(
+        {.decode_requests = 1, .decode_context_tokens = 1000.0 + i, .experts = eight, .ranks = 1, .group_tokens = 1});
+  }
+  EXPECT_NEAR(run->requests[0].tpot_s() * 4, decode_s, 1e-8);
+}
+
 // M/D/1: the mean wait is rho / (2 (1 - rho)) services.
 TEST(ClosedForm, OneServerOneAtATimeIsAnMD1Queue) {
   const TestModel model;

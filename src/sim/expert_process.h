@@ -25,6 +25,8 @@ class ExpertProcess {
   virtual const expert::ExpertShape& shape() const = 0;
   // RequestExperts::domain is a place in it.
   virtual const std::vector<std::string>& domains() const = 0;
+  // Rows that TraceRequest::expert_profile may name, if they are recorded requests; 0 if not.
+  virtual uint32_t recorded() const { return 0; }
   // The `number`-th request of a run. request.domain is an index into domains(), taken modulo their number; -1: the
   // process draws one.
   virtual RequestExperts experts(const TraceRequest& request, uint64_t number) = 0;

@@ -29,8 +29,8 @@ class RowReader {
  public:
   RowReader(const CsvTable& table, std::initializer_list<const char*> names) : table_(table) {
     for (const char* name : names) {
-      Result<size_t> column = table.column(name);
-      if (!column && status.ok()) status = std::move(column).error();
+      const Result<size_t> column = table.column(name);
+      if (!column && status.ok()) status = column.error();
       columns_.push_back(column ? *column : 0);
     }
   }

@@ -44,67 +44,64 @@ struct Model {
 // 4-bit values with one 8-bit scale for 32 of them.
 constexpr double kMxfp4Bytes = (4 + 8.0 / 32) / 8;
 
-const std::vector<Model>& models() {
-  static const std::vector<Model> kModels = {
-      {"Qwen3-30B-A3B",
-       {48, 48, 2048, 128, 8, 32, 4, 128, 151936, 0, 0},
-       768,
-       2,
-       2,
-       "bfloat16",
-       false,
-       "balanced",
-       std::nullopt,
-       0,
-       0},
-      {"Qwen3-235B-A22B",
-       {94, 94, 4096, 128, 8, 64, 4, 128, 151936, 0, 0},
-       1536,
-       2,
-       2,
-       "bfloat16",
-       false,
-       "balanced",
-       std::nullopt,
-       0,
-       0},
-      {"GPT-OSS-120B",
-       {36, 36, 2880, 128, 4, 64, 8, 64, 201088, 18, 128},
-       2880,
-       kMxfp4Bytes,
-       2,
-       "w4a16_mxfp4",
-       true,
-       "balanced",
-       std::nullopt,
-       0,
-       0},
-      {"GPT-OSS-20B",
-       {24, 24, 2880, 32, 4, 64, 8, 64, 201088, 12, 128},
-       2880,
-       kMxfp4Bytes,
-       2,
-       "w4a16_mxfp4",
-       true,
-       "balanced",
-       std::nullopt,
-       0,
-       0},
-      // Its KV is one latent vector of 512 + 64 values for all heads.
-      {"DeepSeek-V3",
-       {61, 58, 7168, 256, 8, 128, 1, 576, 129280, 0, 0},
-       2048,
-       1,
-       1,
-       "fp8_block",
-       false,
-       "power_law_1.01",
-       Latent{1536, 512, 64, 128, 128},
-       18432,
-       2048},
-  };
-  return kModels;
-}
+constexpr auto kModels = std::to_array<Model>({
+    {"Qwen3-30B-A3B",
+     {48, 48, 2048, 128, 8, 32, 4, 128, 151936, 0, 0},
+     768,
+     2,
+     2,
+     "bfloat16",
+     false,
+     "balanced",
+     std::nullopt,
+     0,
+     0},
+    {"Qwen3-235B-A22B",
+     {94, 94, 4096, 128, 8, 64, 4, 128, 151936, 0, 0},
+     1536,
+     2,
+     2,
+     "bfloat16",
+     false,
+     "balanced",
+     std::nullopt,
+     0,
+     0},
+    {"GPT-OSS-120B",
+     {36, 36, 2880, 128, 4, 64, 8, 64, 201088, 18, 128},
+     2880,
+     kMxfp4Bytes,
+     2,
+     "w4a16_mxfp4",
+     true,
+     "balanced",
+     std::nullopt,
+     0,
+     0},
+    {"GPT-OSS-20B",
+     {24, 24, 2880, 32, 4, 64, 8, 64, 201088, 12, 128},
+     2880,
+     kMxfp4Bytes,
+     2,
+     "w4a16_mxfp4",
+     true,
+     "balanced",
+     std::nullopt,
+     0,
+     0},
+    // Its KV is one latent vector of 512 + 64 values for all heads.
+    {"DeepSeek-V3",
+     {61, 58, 7168, 256, 8, 128, 1, 576, 129280, 0, 0},
+     2048,
+     1,
+     1,
+     "fp8_block",
+     false,
+     "power_law_1.01",
+     Latent{1536, 512, 64, 128, 128},
+     18432,
+     2048},
+});
 
 constexpr const char* kAic = "AIConfigurator's performance data (ai-dynamo/aiconfigurator, Apache-2.0)";
 constexpr double kPrefillShare = 0.5;       // of peak, by attention over long prompts
@@ -296,9 +293,9 @@ Result<BuiltProfiles> build_profiles(const KernelData& data, const std::function
   Result<GemmFit> gemm = fit_gemm(data.gemm);
   if (!gemm) return std::move(gemm).error();
   all.gemm = *std::move(gemm);
-  for (const Model& model : models()) {
+  for (const Model& model : kModels) {
     for (const Gpu& gpu : kGpus) {
-      progress(all.profiles.size(), models().size() * kGpus.size());
+      progress(all.profiles.size(), kModels.size() * kGpus.size());
       Result<BuiltProfile> built = build_one(data, all.gemm, model, gpu);
       if (!built) return std::move(built).error();
       all.profiles.push_back(*std::move(built));

@@ -34,6 +34,7 @@ class Replay final : public ExpertProcess {
 
   const expert::ExpertShape& shape() const override { return shape_; }
   const std::vector<std::string>& domains() const override { return domains_; }
+  uint32_t recorded() const override { return static_cast<uint32_t>(requests_.size()); }
 
   RequestExperts experts(const TraceRequest& request, uint64_t number) override {
     const double draw = uniform_at(seed_, number);
@@ -176,9 +177,12 @@ Result<std::unique_ptr<ExpertProcess>> load_token_decisions(const std::string& f
     const IndexLine& line = (*index)[i];
     if (line.tokens < 2) continue;  // one to stand for the prompt, one to generate
     if (line.offset > bytes->size() / row || line.tokens > bytes->size() / row - line.offset) {
-      return invalid(fmt::format("{}: line {}: token_offset and decode_tokens reach beyond the {} tokens of {}",
-                                 index_path, i + 1, bytes->size() / row, path),
-                     "token_offset");
+      return invalid(
+          fmt::format(
+              "{}: line {}: token_offset and decode_tokens reach beyond the {} tokens of {}, if the model has {} MoE "
+              "layers and top {}",
+              index_path, i + 1, bytes->size() / row, path, of.layers, of.top_k),
+          "token_offset");
     }
     const uint32_t prompt_tokens = std::min(kPromptStandIn, line.tokens / 2);
     auto prompt = std::make_shared<expert::ExpertCounts>(shape);

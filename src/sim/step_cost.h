@@ -23,7 +23,8 @@ struct ProfileCost final : StepCost {
 
   double step_s(const StepShape& shape) const override { return time.seconds(shape); }
   double kv_transfer_s(double tokens) const override {
-    return time.kv_transfer_s(static_cast<uint64_t>(tokens), /*bandwidth_share=*/1);
+    constexpr double kWholeLink = 1;
+    return time.kv_transfer_s(static_cast<uint64_t>(tokens), kWholeLink);
   }
 
   StepTime time;

@@ -1,6 +1,7 @@
 """`kindred simulate` as an operator runs it: equal seeds, files, and what it says to nonsense."""
 import csv
 import json
+import struct
 import xml.etree.ElementTree
 
 import pytest
@@ -53,6 +54,63 @@ def test_a_worker_fails_and_a_plain_cluster_works():
     assert "decode-3" in text
     plain = json.loads(simulate("--workers", "3B", "--policy", "round-robin", "--json"))
     assert plain["policies"][0]["summary"]["ended"]["ok"] == plain["requests"]
+
+
+def test_traces_of_others(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 200 * i, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 100 + i],
+              "domain": f"d{i % 2}"} for i in range(30)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figures = json.loads(simulate("--trace", trace, "--json", "--csv", tmp_path / "run.csv", "--policy", "domain"))
+    assert figures["requests"] == 30
+    prefill = figures["policies"][0]["summary"]["prefill"]
+    # All prompts begin alike and meet at one worker, which keeps the two blocks: all but the first find them.
+    assert prefill["cached"] == pytest.approx(29 * 1024 / (30 * 1500))
+    rows = list(csv.DictReader((tmp_path / "run.csv").open()))
+    assert {row["domain"] for row in rows} == {"d0", "d1"}
+    assert rows[5]["arrival_s"] == "1.000000000"
+    resampled = json.loads(simulate("--trace", trace, "--resample", "--rate", 40, "--seconds", 5, "--json"))
+    assert resampled["requests"] == 200
+    lines[7]["input_length"] = -1
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("simulate", *SMALL, "--trace", trace)
+    assert done.returncode == 2
+    assert "8" in done.stderr and "input_length" in done.stderr
+
+
+def write_activations(path, requests=48, layers=2, experts=128, top_k=8, tokens=40):
+    """Two domains, each with a half of the experts; every expert of the half as often as the other."""
+    rows = []
+    for i in range(requests):
+        half = [experts // 2 * (i % 2) + e for e in range(experts // 2)]
+        counts = [0] * experts
+        for j in range(tokens * top_k):
+            counts[half[j % len(half)]] += 1
+        rows += counts * layers
+    sizes = {"prefill_counts": rows, "decode_counts": rows, "prompt_tokens": [tokens] * requests,
+             "decode_tokens": [tokens] * requests}
+    header = {"__metadata__": {"format": "kindred.activations.v1", "model": "m", "model_fingerprint": "f",
+                               "layers": json.dumps(list(range(layers))), "top_k": str(top_k),
+                               "domains": json.dumps([f"d{i % 2}" for i in range(requests)])}}
+    data = b""
+    for name, values in sizes.items():
+        packed = struct.pack(f"<{len(values)}I", *values)
+        shape = [requests, layers, experts] if name.endswith("counts") else [requests]
+        header[name] = {"dtype": "U32", "shape": shape, "data_offsets": [len(data), len(data) + len(packed)]}
+        data += packed
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_recorded_experts(tmp_path):
+    activations = tmp_path / "a.safetensors"
+    write_activations(activations)
+    figures = json.loads(simulate("--experts", activations, "--policy", "random", "--policy", "locality-band",
+                                  "--tau", 0, "--workers", "1P2D", "--json"))
+    mixed, sorted_by_domain = (arm["summary"]["active_experts"] for arm in figures["policies"])
+    assert sorted_by_domain < 0.9 * mixed
+    assert sorted_by_domain < 66  # half of the experts, and what spills over the load cap
+    assert figures["policies"][1]["fallbacks"] == {}
 
 
 @pytest.mark.parametrize("args, says", [
