@@ -30,6 +30,17 @@ function(kindred_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${KINDRED_UNITY} UNITY_BUILD_BATCH_SIZE 10)
 endfunction()
 
+# A test binary <name>_test, whose cases CTest calls <name>.<suite>.<case>.
+function(kindred_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${name}_test ${arg_SOURCES})
+  target_link_libraries(${name}_test PRIVATE ${arg_LIBRARIES} GTest::gtest_main)
+  # Tests are compiled often and run once.
+  target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O0>)
+  target_compile_definitions(${name}_test PRIVATE KINDRED_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+endfunction()
+
 function(kindred_module name)
   cmake_parse_arguments(arg "NO_UNITY" "" "SOURCES;TESTS;DEPENDS;LIBRARIES" ${ARGN})
   list(TRANSFORM arg_DEPENDS PREPEND kindred_)
@@ -39,12 +50,6 @@ function(kindred_module name)
   endif()
   target_link_libraries(kindred_${name} PUBLIC kindred_options ${arg_DEPENDS} ${arg_LIBRARIES})
   if(KINDRED_TESTS AND arg_TESTS)
-    add_executable(${name}_test ${arg_TESTS})
-    target_link_libraries(${name}_test PRIVATE kindred_${name} GTest::gtest_main)
-    # Tests are compiled often and run once.
-    target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O0>)
-    target_compile_definitions(${name}_test PRIVATE KINDRED_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-    gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
-                         PROPERTIES TIMEOUT 300)
+    kindred_test(${name} SOURCES ${arg_TESTS} LIBRARIES kindred_${name})
   endif()
 endfunction()

@@ -1,6 +1,7 @@
 #include "base/config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 namespace kindred {
 namespace {
@@ -68,7 +69,7 @@ TEST(Config, YamlHasTheSameKeysAndNamesTheLine) {
 
 TEST(Config, FlagsWinOverTheFile) {
   Options o;
-  const std::string path = testing::TempDir() + "config_test.yaml";
+  const std::string path = testing::TempDir() + "config_test_" + std::to_string(getpid()) + ".yaml";
   ASSERT_TRUE(write_file(path, "token_budget: 9\ntau: 0.2\nworker: [a, b]\n").ok());
   ConfigSchema schema = schema_of(o);
   schema.accept_config_file();

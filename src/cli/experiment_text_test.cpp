@@ -1,6 +1,7 @@
 #include "cli/experiment_text.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "cli/router_experiment.h"
 
@@ -71,7 +72,7 @@ TEST(ExperimentArguments, WrongArmsAreNamed) {
 }
 
 TEST(ExperimentArguments, AFileHasArmsAndTimes) {
-  const std::string path = ::testing::TempDir() + "kindred_experiment.yaml";
+  const std::string path = ::testing::TempDir() + "kindred_experiment_" + std::to_string(getpid()) + ".yaml";
   ASSERT_TRUE(write_file(path,
                          "slice_ms: 1000\nseam_ms: 100\nseed: 9\narms:\n  - 'even: decode_policy=round-robin'\n"
                          "  - 'near: decode_policy=locality-band'\n")

@@ -1,6 +1,7 @@
 #include "cli/terminal.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "base/config.h"
 #include "cli/chat_load.h"
@@ -43,7 +44,7 @@ TEST(MetricSum, AddsSeriesOfExactlyThatName) {
 }
 
 TEST(Prompts, NamesTheLineThatIsWrong) {
-  const std::string path = testing::TempDir() + "prompts.jsonl";
+  const std::string path = testing::TempDir() + "prompts_" + std::to_string(getpid()) + ".jsonl";
   ASSERT_TRUE(write_file(path, "{\"prompt\":\"a\",\"domain\":\"x\"}\n\n{\"prompt\":\"b\"}\n").ok());
   const auto good = load_prompts(path);
   ASSERT_TRUE(good.ok());

@@ -1,6 +1,7 @@
 #include "router/keys.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 
@@ -56,7 +57,7 @@ TEST(KeyRing, RefusesBadLinesWithoutQuotingKeys) {
 }
 
 TEST(KeyStore, ReadsItsFileAgainAndKeepsTheKeysAfterAnError) {
-  const std::string path = ::testing::TempDir() + "kindred_keys_test";
+  const std::string path = ::testing::TempDir() + "kindred_keys_test_" + std::to_string(getpid());
   ASSERT_TRUE(write_file(path, "a:first-key-of-a").ok());
   auto store = KeyStore::load(path, "env:key-from-outside");
   ASSERT_TRUE(store.ok()) << store.error().message;
@@ -90,7 +91,7 @@ TEST(PresentedKey, IsTheBearerTokenOrXApiKey) {
 }
 
 TEST(Secret, ComesFromAFileOrTheEnvironment) {
-  const std::string path = ::testing::TempDir() + "kindred_secret_test";
+  const std::string path = ::testing::TempDir() + "kindred_secret_test_" + std::to_string(getpid());
   ASSERT_TRUE(write_file(path, "the-secret-itself\nand a remark\n").ok());
   EXPECT_EQ(*read_secret(path, "KINDRED_TEST_SECRET", "f"), "the-secret-itself");
   ASSERT_EQ(::setenv("KINDRED_TEST_SECRET", "from-the-environment", 1), 0);

@@ -1,6 +1,7 @@
 #include "sim/expert_process.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cmath>
@@ -186,7 +187,7 @@ TEST(RecordedProcess, NeedsDecodeCounts) {
 class TokenDecisions : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "kindred-token-decisions";
+    folder_ = testing::TempDir() + "kindred-token-decisions_" + std::to_string(getpid());
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }

@@ -1,6 +1,7 @@
 #include "sim/kernel_fit.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -135,7 +136,7 @@ TEST(KernelFit, AttentionDenseProductsAndAllToAll) {
 }
 
 TEST(KernelData, NamesFileLineAndColumn) {
-  const std::string folder = testing::TempDir() + "kindred-kernels";
+  const std::string folder = testing::TempDir() + "kindred-kernels_" + std::to_string(getpid());
   std::filesystem::create_directories(folder);
   std::filesystem::copy(kKernels, folder,
                         std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
