@@ -55,7 +55,7 @@ TEST(Prompts, NamesTheLineThatIsWrong) {
     ASSERT_TRUE(write_file(path, bad).ok());
     const auto result = load_prompts(path);
     ASSERT_FALSE(result.ok());
-    EXPECT_NE(result.error().message.find("prompts.jsonl:2:"), std::string::npos) << result.error().message;
+    EXPECT_NE(result.error().message.find(path + ":2:"), std::string::npos) << result.error().message;
   }
 }
 
