@@ -12,8 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr PrefixIndex::WorkerId kWorker = 1;
   PrefixIndex index(kSmall);
   KvEventCounts counts;
-  apply_kv_events(std::span(data, size), kWorker, index, counts);
-  apply_kv_events(std::span(data, size / 2), kWorker, index, counts);
+  apply_kv_events(MsgpackDocument::parse(std::span(data, size)), kWorker, index, counts);
+  apply_kv_events(MsgpackDocument::parse(std::span(data, size / 2)), kWorker, index, counts);
   KINDRED_CHECK(counts.messages == 2);
   KINDRED_CHECK(index.counts().blocks <= index.capacity());
   return 0;
