@@ -36,6 +36,24 @@ TEST(Hex, HasSixteenLowerCaseDigits) {
   EXPECT_EQ(hex64(0x9a), "000000000000009a");
 }
 
+TEST(Hex, ReadsSixteenDigitsOfEitherCaseAndNothingElse) {
+  EXPECT_EQ(parse_hex64("0123456789abcdef"), 0x0123456789abcdefU);
+  EXPECT_EQ(parse_hex64("FEDCBA9876543210"), 0xfedcba9876543210U);
+  for (const char* text : {"", "0", "0123456789abcde", "0123456789abcdef0", "0123456789abcdeg", "-123456789abcdef",
+                           "0x23456789abcdef", " 123456789abcdef"}) {
+    EXPECT_FALSE(parse_hex64(text)) << text;
+  }
+}
+
+TEST(BigEndian, RoundTripsInEightBytes) {
+  EXPECT_EQ(big_endian64(0x0102030405060708), "\1\2\3\4\5\6\7\10");
+  for (const uint64_t value : {uint64_t{0}, uint64_t{0xff}, UINT64_MAX, uint64_t{0x8000000000000001}}) {
+    EXPECT_EQ(parse_big_endian64(big_endian64(value)), value);
+  }
+  EXPECT_FALSE(parse_big_endian64("1234567"));
+  EXPECT_FALSE(parse_big_endian64("123456789"));
+}
+
 TEST(JsonString, EscapesAndRepairs) {
   EXPECT_EQ(json_string("a\"b\\c\n\t\x01"), R"("a\"b\\c\n\t\u0001")");
   EXPECT_EQ(json_string("\x0b\x0c\r"), R"("\u000b\f\r")");

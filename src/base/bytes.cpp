@@ -1,6 +1,7 @@
 #include "base/bytes.h"
 
 #include <array>
+#include <charconv>
 
 namespace kindred {
 namespace {
@@ -132,6 +133,26 @@ std::string hex64(uint64_t value) {
     for (size_t i = 0; i < 8; ++i) out[half + 7 - i] = static_cast<char>(digits >> (8 * i));
   }
   return out;
+}
+
+std::optional<uint64_t> parse_hex64(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (text.size() != 16 || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::string big_endian64(uint64_t value) {
+  std::string out(8, '\0');
+  for (size_t i = 8; i-- > 0; value >>= 8) out[i] = static_cast<char>(value);
+  return out;
+}
+
+std::optional<uint64_t> parse_big_endian64(std::string_view bytes) {
+  if (bytes.size() != 8) return std::nullopt;
+  uint64_t value = 0;
+  for (const char byte : bytes) value = value << 8 | static_cast<uint8_t>(byte);
+  return value;
 }
 
 std::string_view as_text(std::span<const uint8_t> bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +20,12 @@ Result<std::vector<uint8_t>> base64_decode(std::string_view text);
 
 // 16 lower-case hex digits.
 std::string hex64(uint64_t value);
+// Exactly 16 hex digits, of either case.
+std::optional<uint64_t> parse_hex64(std::string_view text);
+
+// 8 bytes, as ZeroMQ feeds number their messages.
+std::string big_endian64(uint64_t value);
+std::optional<uint64_t> parse_big_endian64(std::string_view bytes);
 
 std::string_view as_text(std::span<const uint8_t> bytes);
 std::span<const uint8_t> as_bytes(std::string_view text);

@@ -19,4 +19,7 @@ Json parse_json(std::string_view text);
 // labels come from files and from other programs.
 std::string dump_json(const Json& value, int indent = -1);
 
+// As MessagePack.
+std::string dump_msgpack(const Json& value);
+
 }  // namespace kindred

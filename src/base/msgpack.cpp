@@ -95,6 +95,13 @@ std::optional<uint64_t> MsgpackDocument::unsigned_integer(At at) const {
   return values_[at].bits;
 }
 
+std::optional<double> MsgpackDocument::number(At at) const {
+  const Value& value = values_[at];
+  if (value.kind == Kind::kReal) return std::bit_cast<double>(value.bits);
+  if (value.kind != Kind::kInteger) return std::nullopt;
+  return value.negative ? static_cast<double>(static_cast<int64_t>(value.bits)) : static_cast<double>(value.bits);
+}
+
 std::optional<std::string_view> MsgpackDocument::text(At at) const {
   if (values_[at].kind != Kind::kText) return std::nullopt;
   return std::string_view(texts_).substr(values_[at].bits, values_[at].size);

@@ -41,6 +41,7 @@ class MsgpackDocument {
   // An integer from -2^63 to 2^64-1, in 64 bits.
   std::optional<uint64_t> integer(At at) const;
   std::optional<uint64_t> unsigned_integer(At at) const;  // not below 0
+  std::optional<double> number(At at) const;              // real or integer; may be NaN
   std::optional<std::string_view> text(At at) const;      // of a string or of bytes
   // The value of the map's key, if it is there.
   std::optional<At> member(At at, std::string_view key) const;

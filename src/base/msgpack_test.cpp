@@ -20,6 +20,10 @@ TEST(Msgpack, ReadsEveryKind) {
   EXPECT_EQ(read->integer(at("i")), static_cast<uint64_t>(-3));
   EXPECT_FALSE(read->unsigned_integer(at("i")));
   EXPECT_EQ(read->unsigned_integer(at("u")), UINT64_MAX);
+  EXPECT_EQ(read->number(at("r")), 0.5);
+  EXPECT_EQ(read->number(at("i")), -3.0);
+  EXPECT_EQ(read->number(at("u")), 0x1p64);
+  EXPECT_FALSE(read->number(at("t")));
   EXPECT_EQ(read->text(at("t")), "text");
   EXPECT_EQ(read->size(at("a")), 3U);
   EXPECT_EQ(read->integer(*read->element(at("a"), 2)), 4U);

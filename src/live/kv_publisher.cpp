@@ -4,17 +4,13 @@
 
 #include <array>
 
+#include "base/bytes.h"
+
 namespace kindred::live {
 namespace {
 
 constexpr size_t kReplayMessages = 10'000;  // vLLM's buffer_steps
 constexpr uint64_t kEndOfReplay = UINT64_MAX;
-
-std::string big_endian(uint64_t number) {
-  std::string out(8, '\0');
-  for (int i = 7; i >= 0; --i, number >>= 8) out[static_cast<size_t>(i)] = static_cast<char>(number);
-  return out;
-}
 
 }  // namespace
 
@@ -42,9 +38,8 @@ CacheListener KvPublisher::listener() {
 void KvPublisher::send(Json event) {
   const double now_s = static_cast<double>(clock_.unix_seconds());
   const Json batch = {{"ts", now_s}, {"events", Json::array({std::move(event)})}};
-  std::string payload;
-  Json::to_msgpack(batch, payload);
-  const std::string number = big_endian(number_++);
+  std::string payload = dump_msgpack(batch);
+  const std::string number = big_endian64(number_++);
   const std::array<std::string_view, 3> parts = {std::string_view(), number, payload};
   events_.send(parts);
   sent_.push_back(std::move(payload));
@@ -106,16 +101,15 @@ void KvPublisher::cleared() {
 
 void KvPublisher::serve_replay() {
   while (const auto asked = replay_.receive()) {
-    if (asked->size() != 3 || asked->back().size() != 8) continue;
-    uint64_t from = 0;
-    for (const char byte : asked->back()) from = from << 8 | static_cast<uint8_t>(byte);
+    const auto from = asked->size() == 3 ? parse_big_endian64(asked->back()) : std::nullopt;
+    if (!from) continue;
     const uint64_t first = number_ - sent_.size();
-    for (uint64_t n = std::max(from, first); n < number_; ++n) {
-      const std::string number = big_endian(n);
+    for (uint64_t n = std::max(*from, first); n < number_; ++n) {
+      const std::string number = big_endian64(n);
       const std::array<std::string_view, 4> parts = {asked->front(), std::string_view(), number, sent_[n - first]};
       if (!replay_.send(parts)) break;
     }
-    const std::string end = big_endian(kEndOfReplay);
+    const std::string end = big_endian64(kEndOfReplay);
     const std::array<std::string_view, 4> parts = {asked->front(), std::string_view(), end, std::string_view()};
     replay_.send(parts);
   }

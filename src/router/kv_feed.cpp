@@ -26,19 +26,6 @@ constexpr size_t kBurst = 64;  // messages of one worker before the next worker'
 constexpr uint64_t kReplayEnd = UINT64_MAX;
 constexpr std::chrono::milliseconds kTick{100};
 
-std::optional<uint64_t> number_of(std::string_view bytes) {
-  if (bytes.size() != 8) return std::nullopt;
-  uint64_t out = 0;
-  for (const char byte : bytes) out = (out << 8) | static_cast<uint8_t>(byte);
-  return out;
-}
-
-std::string bytes_of(uint64_t number) {
-  std::string out(8, '\0');
-  for (int i = 7; i >= 0; --i, number >>= 8) out[static_cast<size_t>(i)] = static_cast<char>(number);
-  return out;
-}
-
 struct Subscription {
   Subscription(net::ZmqSocket with_events, std::optional<net::ZmqSocket> with_replay)
       : events(std::move(with_events)), replay(std::move(with_replay)), sequence(replay.has_value()) {}
@@ -158,7 +145,7 @@ class KvFeed::Loop {
     for (size_t i = 0; i < kBurst && !subscription.kept; ++i) {
       auto parts = subscription.events.receive();
       if (!parts) break;
-      const auto number = parts->size() == 3 ? number_of((*parts)[1]) : std::nullopt;
+      const auto number = parts->size() == 3 ? parse_big_endian64((*parts)[1]) : std::nullopt;
       if (number) take_live(worker, subscription, *number, std::move((*parts)[2]));
       else ++bad_messages_;
     }
@@ -173,7 +160,7 @@ class KvFeed::Loop {
     }
     ++gaps_;
     if (step.reset) act(worker, {.reset = true, .then = fleet::KvSequence::Then::kDrop}, {});
-    const std::string from = bytes_of(step.replay_from);
+    const std::string from = big_endian64(step.replay_from);
     const std::array<std::string_view, 2> request = {std::string_view(), from};
     subscription.kept = std::move(payload);
     subscription.quiet_since = SteadyClock::now();
@@ -188,7 +175,7 @@ class KvFeed::Loop {
       subscription.quiet_since = SteadyClock::now();
       // [empty, number, payload]; some publishers leave out the empty part.
       const size_t size = parts->size();
-      const auto number = size == 2 || size == 3 ? number_of((*parts)[size - 2]) : std::nullopt;
+      const auto number = size == 2 || size == 3 ? parse_big_endian64((*parts)[size - 2]) : std::nullopt;
       if (!number) {
         ++bad_messages_;
         continue;
