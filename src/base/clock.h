@@ -14,6 +14,7 @@ class Clock {
   virtual ~Clock() = default;
   virtual MonotonicTime now() const = 0;
   virtual int64_t unix_seconds() const = 0;  // for `created` fields and logs only
+  virtual double unix_time_s() const { return static_cast<double>(unix_seconds()); }  // finer, where it can be
 };
 
 // Thread-safe.
@@ -25,6 +26,9 @@ class SystemClock final : public Clock {
   int64_t unix_seconds() const override {
     return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
         .count();
+  }
+  double unix_time_s() const override {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   }
 };
 

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "cli/openmp.h"
 #include "cli/terminal.h"
 #include "engine/engine.h"
+#include "engine/engine_set.h"
 #include "engine/model.h"
 #include "engine/worker.h"
 
@@ -44,10 +46,18 @@ struct WorkerArguments {
   int64_t context_tokens = 4096, kv_tokens = 16384, sequences = 64, token_budget = 512, block_tokens = 16;
   bool prefix_cache = true;
   int64_t threads = 0;
+  int64_t data_parallel_size = 1, traces_port = -1;
+  std::string queue_policy = "fcfs", kv_admission = "reserve";
+  int64_t queue_age_ms = 5000;
   std::string pace;
   int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;
   int64_t drain_ms = 10'000;
 };
+
+std::vector<std::string> queue_policies() {
+  const auto names = policy::queue_policy_names();
+  return {names.begin(), names.end()};
+}
 
 ConfigSchema schema_of(WorkerArguments& o) {
   ConfigSchema schema("worker --model MODEL.gguf [OPTIONS]",
@@ -60,12 +70,22 @@ ConfigSchema schema_of(WorkerArguments& o) {
   schema.text("served_model_name", &o.served_model_name, "the model's name for clients; default: the GGUF's own");
   schema.list("peer", &o.peer, "prefill worker whose KV this one may pull (decode, both)");
   schema.integer("context_tokens", &o.context_tokens, 2, 1 << 30, "longest prompt and output together");
-  schema.integer("kv_tokens", &o.kv_tokens, 2, 1 << 30, "KV cells, shared by all sequences and the prefix cache");
+  schema.integer("kv_tokens", &o.kv_tokens, 2, 1 << 30,
+                 "KV cells of an engine, shared by all its sequences and its prefix cache");
   schema.integer("sequences", &o.sequences, 1, 255, "sequences evaluated at once");
   schema.integer("token_budget", &o.token_budget, 1, 1 << 20, "tokens a step");
   schema.integer("block_tokens", &o.block_tokens, 1, 255, "tokens of a KV block");
   schema.flag("prefix_cache", &o.prefix_cache, "keep the KV of prompts for later ones (prefill, both)");
-  schema.integer("threads", &o.threads, 0, 1024, "threads; 0: one per core");
+  schema.integer("data_parallel_size", &o.data_parallel_size, 1, fleet::kMostEngines,
+                 "engines over one copy of the weights, each with its own KV, queue and threads");
+  schema.integer("threads", &o.threads, 0, 1024, "threads of an engine; 0: the cores, shared evenly by the engines");
+  schema.choice("queue_policy", &o.queue_policy, queue_policies(), "whom an engine admits next");
+  schema.integer("queue_age_ms", &o.queue_age_ms, 0, 3'600'000,
+                 "sjf-aging: who has waited for longer comes first, oldest first");
+  schema.choice("kv_admission", &o.kv_admission, {"reserve", "optimistic"},
+                "reserve KV for all of max_tokens, or for the prompt only and preempt when it runs out");
+  schema.integer("traces_port", &o.traces_port, -1, 65535,
+                 "push the engines' traces on this port (ZeroMQ); 0 takes a free one, -1: off");
   schema.text("pace", &o.pace, "pad each step to this profile's time (docs/pace-profile.md); for simulated machines");
   schema.integer("lease_bytes", &o.lease_bytes, 0, INT64_MAX, "memory for KV between prefill and decode");
   schema.integer("lease_ttl_ms", &o.lease_ttl_ms, 1, 86'400'000, "how long it is kept for a decode worker");
@@ -83,6 +103,7 @@ Result<engine::WorkerOptions> worker_options(const WorkerArguments& o) {
   out.lease_bytes = static_cast<uint64_t>(o.lease_bytes);
   out.lease_ttl = std::chrono::milliseconds(o.lease_ttl_ms);
   out.body_bytes = static_cast<size_t>(o.body_bytes);
+  if (o.traces_port >= 0) out.traces_port = static_cast<uint16_t>(o.traces_port);
   for (const std::string& peer : o.peer) {
     const auto endpoint = net::parse_endpoint(peer);
     if (!endpoint) return invalid(fmt::format("--peer: {}", endpoint.error().message), "peer");
@@ -109,6 +130,9 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
   // each step (ARCHITECTURE.md, "256 sequence ids").
   out.prefix_cache = o.prefix_cache && o.role != "decode";
   out.threads = static_cast<uint32_t>(o.threads);
+  out.queue.policy = *policy::parse_queue_policy(o.queue_policy);  // a choice of the schema
+  out.queue.age_ns = o.queue_age_ms * 1'000'000;
+  if (o.kv_admission == "optimistic") out.kv_admission = engine::KvAdmission::kOptimistic;
   return out;
 }
 
@@ -147,11 +171,11 @@ class Service {
     return bound;
   }
 
-  Status serve(const engine::Model& model, engine::Engine& engine) {
+  Status serve(const engine::Model& model, std::span<engine::Engine* const> engines) {
     std::promise<Status> served;
     asio::post(context_, [&] {
       serving_ = true;
-      served.set_value(worker_->serve(model, engine));
+      served.set_value(worker_->serve(model, engines));
     });
     return served.get_future().get();
   }
@@ -195,14 +219,19 @@ int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::E
   auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); });
   if (!model) return fail("worker " + o.name, model.error());
   // Ends before the service: its thread posts to the service's io_context.
-  auto engine = engine::Engine::start(**model, of_engine, clock, metrics);
-  if (!engine) return fail("worker " + o.name, engine.error());
-  if (Status served = service.serve(**model, **engine); !served) return fail("worker " + o.name, served.error());
+  const auto engines = engine::EngineSet::start(**model, of_engine, static_cast<uint32_t>(o.data_parallel_size), clock,
+                                                metrics, engine::available_memory_bytes);
+  if (!engines) return fail("worker " + o.name, engines.error());
+  if (Status served = service.serve(**model, engines->engines()); !served) {
+    return fail("worker " + o.name, served.error());
+  }
   const std::string& name = o.served_model_name.empty() ? (*model)->info().name : o.served_model_name;
   if (of_engine.pace) {
     fmt::print("kindred worker {}: paced by '{}' ({})\n", o.name, of_engine.pace->name, of_engine.pace->source);
   }
-  fmt::print("kindred worker {}: serving {} ({}) on {}\n", o.name, name, o.role, net::Endpoint{o.host, *port}.url());
+  const std::string many = o.data_parallel_size > 1 ? fmt::format(" with {} engines", o.data_parallel_size) : "";
+  fmt::print("kindred worker {}: serving {} ({}){} on {}\n", o.name, name, o.role, many,
+             net::Endpoint{o.host, *port}.url());
   std::fflush(stdout);
   service.wait();
   return 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <variant>
@@ -64,13 +65,32 @@ struct DropPrefixCache {};
 struct Submit {
   JobId id = 0;
   Job job;
+  MonotonicTime arrived;
 };
 using Message = std::variant<Submit, Cancel, DropPrefixCache>;
+
+// Jobs that the scheduler has not published yet.
+struct Arrivals {
+  uint32_t jobs = 0;
+  uint64_t prompt_tokens = 0, prefill_tokens = 0;  // prefix hits are not known yet
+
+  void add(const Job& job) {
+    ++jobs;
+    prompt_tokens += job.prompt.size();
+    if (job.kind != Job::Kind::kDecode) prefill_tokens += job.prompt.size();
+  }
+  void remove(const Arrivals& gone) {
+    jobs -= gone.jobs;
+    prompt_tokens -= gone.prompt_tokens;
+    prefill_tokens -= gone.prefill_tokens;
+  }
+};
 
 }  // namespace
 
 struct Engine::Impl {
-  Impl(const Model& model_of, const EngineOptions& options_of) : model(model_of), options(options_of) {}
+  Impl(const Model& model_of, const EngineOptions& options_of, const Clock& clock_of)
+      : model(model_of), options(options_of), clock(clock_of) {}
 
   Status validate(const Job& job) const;
   static Status validate_start(const Job& job);
@@ -78,15 +98,21 @@ struct Engine::Impl {
   bool known(Token token) const { return token >= 0 && static_cast<uint32_t>(token) < model.info().vocabulary; }
   void run();
   void apply(Message& message);
+  void publish(const Arrivals& applied);
+  EngineStats stats_locked() const;
 
   const Model& model;
   const EngineOptions options;
+  const Clock& clock;
+  uint64_t kv_bytes = 0;
   std::unique_ptr<Scheduler> scheduler;  // the thread's alone
 
   mutable std::mutex mutex;
   std::condition_variable wake;
   std::vector<Message> inbox;
-  uint32_t submitted = 0;  // jobs in the inbox, or taken from it and not yet in `published`
+  Arrivals arrivals;              // in the inbox, or taken from it and not yet in `published`
+  std::deque<uint64_t> received;  // dispatch ids
+  std::function<void()> listener;
   bool stopping = false;
   JobId last_id = 0;
   EngineStats published;
@@ -114,7 +140,9 @@ Result<std::unique_ptr<Engine>> Engine::start(const Model& model, const EngineOp
   std::vector<SequenceId> holder_ids;
   for (uint32_t i = 0; i < holders; ++i) holder_ids.push_back(static_cast<SequenceId>(options.sequences + i));
 
-  auto impl = std::make_unique<Impl>(model, options);
+  auto impl = std::make_unique<Impl>(model, options, clock);
+  const KvLayout& layout = session.value()->layout();
+  impl->kv_bytes = layout.known ? layout.cell_bytes() * options.kv_tokens : 0;
   impl->scheduler =
       std::make_unique<Scheduler>(model, options, clock, metrics, std::move(session).value(), std::move(holder_ids));
   impl->published = impl->scheduler->stats();
@@ -191,12 +219,17 @@ Result<JobId> Engine::submit(Job job) {
   {
     const std::lock_guard lock(impl_->mutex);
     if (impl_->stopping) return Error{ErrorCode::kUnavailable, "the engine is stopping"};
-    if (impl_->published.waiting + impl_->submitted >= impl_->options.waiting) {
+    if (impl_->published.waiting + impl_->arrivals.jobs >= impl_->options.waiting) {
       return Error{ErrorCode::kExhausted, fmt::format("{} jobs are waiting already", impl_->options.waiting)};
     }
     id = ++impl_->last_id;
-    ++impl_->submitted;
-    impl_->inbox.emplace_back(Submit{id, std::move(job)});
+    impl_->arrivals.add(job);
+    if (job.dispatch) {
+      impl_->received.push_back(*job.dispatch);
+      if (impl_->received.size() > fleet::kReceived) impl_->received.pop_front();
+    }
+    impl_->inbox.emplace_back(Submit{id, std::move(job), impl_->clock.now()});
+    if (impl_->listener) impl_->listener();
   }
   impl_->wake.notify_one();
   return id;
@@ -220,10 +253,37 @@ void Engine::drop_prefix_cache() {
 
 EngineStats Engine::stats() const {
   const std::lock_guard lock(impl_->mutex);
-  EngineStats stats = impl_->published;
-  stats.waiting += impl_->submitted;
+  return impl_->stats_locked();
+}
+
+EngineStats Engine::Impl::stats_locked() const {
+  EngineStats stats = published;
+  stats.waiting += arrivals.jobs;
+  stats.waiting_tokens += arrivals.prompt_tokens;
+  stats.waiting_prefill_tokens += arrivals.prefill_tokens;
   return stats;
 }
+
+fleet::EngineTrace Engine::trace() const {
+  const std::lock_guard lock(impl_->mutex);
+  const EngineStats stats = impl_->stats_locked();
+  fleet::EngineTrace trace;
+  trace.rank = impl_->options.rank;
+  trace.remaining_prefill_tokens = stats.remaining_prefill_tokens;
+  trace.waiting_prefill_tokens = stats.waiting_prefill_tokens;
+  trace.running = stats.running_jobs;
+  trace.waiting = stats.waiting;
+  trace.kv_usage = std::min(1.0, static_cast<double>(stats.kv_used_tokens) / stats.kv_tokens);
+  trace.received.assign(impl_->received.begin(), impl_->received.end());
+  return trace;
+}
+
+void Engine::on_change(std::function<void()> listener) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->listener = std::move(listener);
+}
+
+uint64_t Engine::kv_bytes() const { return impl_->kv_bytes; }
 
 const EngineOptions& Engine::options() const { return impl_->options; }
 
@@ -236,23 +296,33 @@ void Engine::Impl::run() {
       if (stopping) break;
       taken.swap(inbox);
     }
-    for (Message& message : taken) apply(message);
-    const auto submits = static_cast<uint32_t>(
-        std::ranges::count_if(taken, [](const Message& m) { return std::holds_alternative<Submit>(m); }));
+    Arrivals applied;
+    for (Message& message : taken) {
+      if (const auto* submit = std::get_if<Submit>(&message)) applied.add(submit->job);
+      apply(message);
+    }
     taken.clear();
+    // Before the step, which may be long: how much of it the prefix cache has is known now.
+    if (applied.jobs > 0) publish(applied);
     scheduler->step();
-    const std::lock_guard lock(mutex);
-    published = scheduler->stats();
-    submitted -= submits;
+    publish({});
   }
   // Nothing is added any more: submit refuses.
   for (Message& message : inbox) apply(message);
   scheduler->cancel_all();
 }
 
+void Engine::Impl::publish(const Arrivals& applied) {
+  const EngineStats now = scheduler->stats();
+  const std::lock_guard lock(mutex);
+  published = now;
+  arrivals.remove(applied);
+  if (listener) listener();
+}
+
 void Engine::Impl::apply(Message& message) {
   if (auto* submit = std::get_if<Submit>(&message)) {
-    scheduler->submit(submit->id, std::move(submit->job));
+    scheduler->submit(submit->id, std::move(submit->job), submit->arrived);
   } else if (const auto* cancel = std::get_if<Cancel>(&message)) {
     scheduler->cancel(cancel->id);
   } else {

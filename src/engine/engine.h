@@ -1,14 +1,16 @@
 // The engine: one llama.cpp context, a thread that steps it, continuous batching with chunked prefill.
 //
 // Each step takes one token of every decoding sequence and fills the token budget with prompt tokens
-// of waiting sequences, oldest first. A job is admitted when KV for its whole prompt and all its
-// max_tokens is free (cached blocks are evicted for it), so a running sequence is never preempted.
+// of admitted sequences, oldest first. Jobs are admitted in the order of policy/queue_order.h. With
+// KvAdmission::kReserve a job is admitted when KV for its whole prompt and all its max_tokens is free
+// (cached blocks are evicted for it), so a running sequence is never preempted.
 //
-// Thread-safety: submit, cancel, stats and drop_prefix_cache may be called from any thread.
+// Thread-safety: all but start and the destructor may be called from any thread.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,8 +21,15 @@
 #include "engine/model.h"
 #include "engine/pace.h"
 #include "engine/types.h"
+#include "fleet/engine_trace.h"
+#include "policy/queue_order.h"
 
 namespace kindred::engine {
+
+enum class KvAdmission {
+  kReserve,     // the prompt and all max_tokens
+  kOptimistic,  // the prompt and a block for each choice; who loses least work gives way when KV runs out
+};
 
 struct EngineOptions {
   uint32_t context_tokens = 4096;  // the longest prompt + output of one sequence
@@ -32,16 +41,23 @@ struct EngineOptions {
   bool prefix_cache = true;
   bool capture_experts = true;
   uint32_t threads = 0;  // 0: all cores
+  policy::QueueOptions queue = {};
+  KvAdmission kv_admission = KvAdmission::kReserve;
+  uint32_t rank = 0;  // of the engine within its worker
   // Steps are padded to its times (pace.h). Refused if its longest step exceeds kLongestPacedStep.
   std::optional<PaceProfile> pace = {};
 };
 
 struct EngineStats {
-  uint32_t running = 0, waiting = 0;  // sequences, jobs
-  uint64_t waiting_prefill_tokens = 0, remaining_prefill_tokens = 0;
+  uint32_t running = 0, waiting = 0;    // sequences, jobs
+  uint32_t running_jobs = 0;            // admitted and not ended
+  uint64_t waiting_prefill_tokens = 0;  // net of prefix hits
+  uint64_t waiting_tokens = 0;          // prompts of waiting jobs, hits and handed-over ones included
+  uint64_t remaining_prefill_tokens = 0;
   uint32_t kv_used_tokens = 0;    // by running sequences
   uint32_t kv_cached_tokens = 0;  // by the prefix cache alone
   uint32_t kv_tokens = 0;
+  uint64_t generated_tokens = 0, prefix_queries = 0, prefix_hits = 0;  // tokens, since the start
 };
 
 class Engine {
@@ -60,6 +76,12 @@ class Engine {
   void drop_prefix_cache();
 
   EngineStats stats() const;
+  // As of now: a job is in it once submit() has returned. Epoch, sequence, time and expert pressure are the
+  // worker's to fill in.
+  fleet::EngineTrace trace() const;
+  // Called when a trace may have changed, from any thread; must not block or call the engine. One at a time.
+  void on_change(std::function<void()> listener);
+  uint64_t kv_bytes() const;  // of all kv_tokens; 0: unknown
   // What is in force: context_tokens is no more than the model and the KV allow, threads are counted.
   const EngineOptions& options() const;
 

@@ -302,6 +302,8 @@ Result<GenerationRequest> parse_generation_request(Api api, std::string_view bod
   out.return_expert_counts = in.boolean("return_expert_counts").value_or(false);
   out.return_expert_gates = in.boolean("return_expert_gates").value_or(false);
   out.cache_prompt = in.boolean("cache_prompt").value_or(true);
+  constexpr auto kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
+  out.priority = in.integer("priority", kLeast, kMost).value_or(0);
   if (api == Api::kCompletions) check_completions_only(in, out.n);
   if (in.failed()) return in.status().error();
   return out;

@@ -49,6 +49,7 @@ struct GenerationRequest {
   bool return_expert_counts = false;
   bool return_expert_gates = false;
   bool cache_prompt = true;
+  int64_t priority = 0;  // lower is sooner, as in vLLM
 };
 
 struct RequestLimits {

@@ -22,6 +22,12 @@ PrefixCache::PrefixCache(KvStore& store, uint32_t block_tokens, std::vector<Sequ
 }
 
 PrefixCache::Match PrefixCache::match(std::span<const Token> tokens) {
+  const Match found = look_up(tokens);
+  touch(found.node, ++tick_);
+  return found;
+}
+
+PrefixCache::Match PrefixCache::look_up(std::span<const Token> tokens) const {
   Match found;
   uint64_t hash = 0;
   while ((found.blocks + 1) * size_t{block_tokens_} <= tokens.size()) {
@@ -32,7 +38,6 @@ PrefixCache::Match PrefixCache::match(std::span<const Token> tokens) {
     found.node = next;
     ++found.blocks;
   }
-  touch(found.node, ++tick_);
   return found;
 }
 

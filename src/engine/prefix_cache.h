@@ -49,8 +49,10 @@ class PrefixCache {
     Node node = kRoot;
     uint32_t blocks = 0;
   };
-  // The longest cached path that begins `tokens`; marks it as used.
+  // The longest cached path that begins `tokens`. match() marks it as used, look_up() changes nothing.
   Match match(std::span<const Token> tokens);
+  Match look_up(std::span<const Token> tokens) const;
+  uint32_t depth(Node node) const { return blocks_of_[node].depth; }  // blocks from the root
   // Copies the first `tokens` tokens of a non-empty path to a sequence.
   void copy_to(Node node, SequenceId sequence, uint32_t tokens);
   // Adds the counts of all blocks of the path; tokens too.

@@ -20,24 +20,31 @@ Scheduler::Scheduler(const Model& model, const EngineOptions& options, const Clo
     : model_(model),
       options_(options),
       clock_(clock),
-      metrics_(metrics, model.info().name),
+      metrics_(metrics, model.info().name, options.rank),
       session_(std::move(session)),
       cache_(*session_, options.block_tokens, std::move(holders),
              session_->captures() ? model.info().experts.cells() : 0),
       cache_enabled_(options.prefix_cache),
-      end_tokens_(end_tokens(model)) {
+      end_tokens_(end_tokens(model)),
+      queue_(options.queue) {
   if (options.pace) pacer_.emplace(*options.pace, clock, sleeper_, metrics);
   for (uint32_t id = options.sequences; id-- > 0;) free_sequences_.push_back(static_cast<SequenceId>(id));
   publish_gauges();
 }
 
-void Scheduler::submit(JobId id, Job job) { waiting_.push_back({id, std::move(job)}); }
+void Scheduler::submit(JobId id, Job job, MonotonicTime arrived) {
+  enqueue({.id = id, .job = std::move(job), .arrived = arrived});
+}
 
 void Scheduler::cancel(JobId id) {
-  const auto waiting = std::ranges::find(waiting_, id, &Waiting::id);
-  if (waiting != waiting_.end()) {
-    waiting->job.on_event(Error{ErrorCode::kCancelled, "cancelled"});
-    waiting_.erase(waiting);
+  if (waiting_.contains(id)) {
+    const Waiting gone = dequeue(id);
+    if (resumes(gone.job)) {
+      for (const ChoiceState& choice : gone.job.choices) {
+        if (choice.finish == FinishReason::kNone) metrics_.finished(FinishReason::kCancelled).add();
+      }
+    }
+    gone.job.on_event(Error{ErrorCode::kCancelled, "cancelled"});
     return;
   }
   const auto running = std::ranges::find(running_, id, &Running::id);
@@ -47,7 +54,7 @@ void Scheduler::cancel(JobId id) {
 }
 
 void Scheduler::cancel_all() {
-  while (!waiting_.empty()) cancel(waiting_.back().id);
+  while (!waiting_.empty()) cancel(waiting_.begin()->first);
   while (!running_.empty()) cancel(running_.back().id);
 }
 
@@ -57,7 +64,8 @@ void Scheduler::drop_prefix_cache() {
 }
 
 void Scheduler::step() {
-  admit();
+  // Who was just preempted would take the room again.
+  if (!grow_decodes()) admit();
   if (build_batch()) {
     const MonotonicTime begin = clock_.now();
     if (pacer_) pacer_->begin_step();
@@ -78,15 +86,21 @@ EngineStats Scheduler::stats() const {
   EngineStats stats;
   stats.running = options_.sequences - static_cast<uint32_t>(free_sequences_.size());
   stats.waiting = static_cast<uint32_t>(waiting_.size());
-  for (const Waiting& waiting : waiting_) {
-    if (waiting.job.kind != Job::Kind::kDecode) stats.waiting_prefill_tokens += waiting.job.prompt.size();
-  }
+  stats.waiting_prefill_tokens = waiting_prefill_tokens_;
+  stats.waiting_tokens = waiting_tokens_;
   for (const Running& running : running_) {
-    if (!running.decoding) stats.remaining_prefill_tokens += running.prompt_tokens() - running.computed;
+    ++stats.running_jobs;
+    stats.remaining_prefill_tokens += running.prompt_tokens() - running.computed;
+    for (const Choice& choice : running.choices) {
+      if (choice.active() && !choice.state.generated.empty()) stats.remaining_prefill_tokens += choice.to_replay();
+    }
   }
   stats.kv_cached_tokens = cache_.evictable() * options_.block_tokens;
   stats.kv_used_tokens = reserved_ + (cache_.blocks() - cache_.evictable()) * options_.block_tokens;
   stats.kv_tokens = options_.kv_tokens;
+  stats.generated_tokens = static_cast<uint64_t>(metrics_.generation_tokens.value());
+  stats.prefix_queries = static_cast<uint64_t>(metrics_.prefix_queries.value());
+  stats.prefix_hits = static_cast<uint64_t>(metrics_.prefix_hits.value());
   return stats;
 }
 
@@ -123,6 +137,13 @@ void Scheduler::release_sequence(Choice& choice) {
   choice.sequence = -1;
 }
 
+// While the prompt is computed, it belongs to the first choice that goes on.
+SequenceId Scheduler::prompt_sequence(const Running& running) {
+  const auto first = std::ranges::find_if(running.choices, [](const Choice& choice) { return choice.sequence >= 0; });
+  KINDRED_CHECK(first != running.choices.end());
+  return first->sequence;
+}
+
 void Scheduler::sweep() {
   std::erase_if(running_, [](const Running& running) { return running.done; });
 }
@@ -143,6 +164,8 @@ void Scheduler::publish_gauges() {
   metrics_.waiting.set(now.waiting);
   metrics_.kv_usage.set(static_cast<double>(now.kv_used_tokens) / now.kv_tokens);
   metrics_.kv_cached_tokens.set(now.kv_cached_tokens);
+  metrics_.remaining_prefill_tokens.set(static_cast<double>(now.remaining_prefill_tokens));
+  metrics_.waiting_prefill_tokens.set(static_cast<double>(now.waiting_prefill_tokens));
 }
 
 }  // namespace kindred::engine

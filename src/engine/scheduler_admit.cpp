@@ -4,21 +4,74 @@
 
 namespace kindred::engine {
 
-void Scheduler::admit() {
-  // Strictly in order: a large job is not starved by small ones behind it.
-  while (!waiting_.empty() && try_admit(waiting_.front())) waiting_.pop_front();
+namespace {
+
+// Tokens whose KV a choice of a job that was preempted has to get back.
+uint32_t lost_tokens(const ChoiceState& choice) {
+  if (choice.finish != FinishReason::kNone || choice.generated.empty()) return 0;
+  return static_cast<uint32_t>(choice.generated.size()) - 1;
 }
 
-bool Scheduler::try_admit(Waiting& waiting) {
+}  // namespace
+
+bool Scheduler::uses_cache(const Job& job) const {
+  return cache_enabled_ && job.prefix_cache && !job.gates && job.kind != Job::Kind::kDecode;
+}
+
+// Its KV is gone, whether it was computed here or came by handoff, and its first tokens are out.
+bool Scheduler::resumes(const Job& job) {
+  return job.kind == Job::Kind::kFull && !job.choices.front().generated.empty();
+}
+
+void Scheduler::enqueue(Waiting waiting) {
   const Job& job = waiting.job;
+  if (job.kind != Job::Kind::kDecode) {
+    const uint32_t hit = uses_cache(job) ? cache_.look_up(job.prompt).blocks * options_.block_tokens : 0;
+    waiting.prefill_tokens = job.prompt.size() - std::min<size_t>(hit, job.prompt.size() - 1);
+    if (resumes(job)) {
+      for (const ChoiceState& choice : job.choices) waiting.prefill_tokens += lost_tokens(choice);
+    }
+  }
+  waiting_prefill_tokens_ += waiting.prefill_tokens;
+  waiting_tokens_ += job.prompt.size();
+  queue_.add({.sequence = waiting.id,
+              .arrival_ns = waiting.arrived.time_since_epoch().count(),
+              .prefill_tokens = waiting.prefill_tokens,
+              .priority = job.priority,
+              .preempted = waiting.preempted});
+  waiting_.emplace(waiting.id, std::move(waiting));
+}
+
+Scheduler::Waiting Scheduler::dequeue(JobId id) {
+  Waiting waiting = std::move(waiting_.extract(id).mapped());
+  queue_.remove(id);
+  waiting_prefill_tokens_ -= waiting.prefill_tokens;
+  waiting_tokens_ -= waiting.job.prompt.size();
+  return waiting;
+}
+
+void Scheduler::admit() {
+  // Strictly in the queue's order: a large job at its head is not starved by small ones behind it.
+  if (queue_.empty()) return;
+  const int64_t now_ns = clock_.now().time_since_epoch().count();
+  while (const auto next = queue_.next(now_ns)) {
+    if (!try_admit(*next)) break;
+  }
+}
+
+bool Scheduler::try_admit(JobId id) {
+  const Job& job = waiting_.at(id).job;
   if (free_sequences_.size() < sequences_needed(job)) return false;
 
   PrefixCache::Match match;
-  const bool lookup = cache_enabled_ && job.prefix_cache && !job.gates && job.kind != Job::Kind::kDecode;
-  if (lookup) match = cache_.match(job.prompt);
+  if (uses_cache(job)) match = cache_.match(job.prompt);
   cache_.pin(match.node);  // or making room could evict it
+  // With optimistic admission, a block for each sequence that runs: or the newcomer would be the next to go.
+  const bool optimistic = options_.kv_admission == KvAdmission::kOptimistic;
+  const uint32_t headroom =
+      optimistic ? (options_.sequences - static_cast<uint32_t>(free_sequences_.size())) * options_.block_tokens : 0;
   uint32_t needed = own_cells(job, match);
-  if (!make_room(needed)) {
+  if (!make_room(needed + headroom)) {
     cache_.unpin(match.node);
     if (!running_.empty()) return false;
     // Nothing runs and still no room: a job that needs every cell there is cannot keep its cached prefix
@@ -27,28 +80,38 @@ bool Scheduler::try_admit(Waiting& waiting) {
     needed = own_cells(job, match);
     if (!make_room(needed)) return false;
   }
+  Running& running = start(dequeue(id), match, needed);
+  if (running.job.kind == Job::Kind::kDecode) {
+    start_decode(running);
+  } else {
+    start_prefill(running, match);
+  }
+  return true;
+}
 
+Scheduler::Running& Scheduler::start(Waiting waiting, const PrefixCache::Match& match, uint32_t cells) {
   Running& running = running_.emplace_back();
   running.id = waiting.id;
   running.job = std::move(waiting.job);
+  running.arrived = waiting.arrived;
+  running.resumes = resumes(running.job);
+  running.cached = waiting.cached;
+  running.lost_computed = waiting.lost_computed;
+  running.rows_lost = waiting.rows_lost;
+  running.decode_counts = std::move(waiting.decode_counts);
   running.node = match.node;
-  running.reserved = needed;
-  reserved_ += needed;
+  running.reserved = cells;
+  reserved_ += cells;
   running.choices = make_choices(running.job);
   size_t wanted = sequences_needed(running.job);
   for (Choice& choice : running.choices) {
     if (!choice.active() || wanted == 0) continue;
     choice.sequence = free_sequences_.back();
     free_sequences_.pop_back();
+    choice.reserved = decode_cells(running.job, choice.state);
     --wanted;
   }
-  if (running.job.kind == Job::Kind::kDecode) {
-    start_decode(running);
-  } else {
-    if (lookup) metrics_.prefix_queries.add(running.prompt_tokens());
-    start_prefill(running, match);
-  }
-  return true;
+  return running;
 }
 
 size_t Scheduler::sequences_needed(const Job& job) {
@@ -56,11 +119,17 @@ size_t Scheduler::sequences_needed(const Job& job) {
   return static_cast<size_t>(std::ranges::count(job.choices, FinishReason::kNone, &ChoiceState::finish));
 }
 
-uint32_t Scheduler::cells_needed(const Job& job) {
-  const auto prompt = static_cast<uint32_t>(job.prompt.size());
-  if (job.kind == Job::Kind::kPrefill) return prompt;
-  // The last token generated is never evaluated.
-  return prompt + static_cast<uint32_t>(sequences_needed(job)) * (job.max_tokens - 1);
+uint32_t Scheduler::decode_cells(const Job& job, const ChoiceState& choice) const {
+  if (job.kind == Job::Kind::kPrefill || choice.finish != FinishReason::kNone) return 0;
+  const uint32_t most = job.max_tokens - 1;  // the last token generated is never evaluated
+  if (options_.kv_admission == KvAdmission::kReserve) return most;
+  return std::min(most, lost_tokens(choice) + options_.block_tokens);
+}
+
+uint32_t Scheduler::cells_needed(const Job& job) const {
+  auto cells = static_cast<uint32_t>(job.prompt.size());
+  for (const ChoiceState& choice : job.choices) cells += decode_cells(job, choice);
+  return cells;
 }
 
 uint32_t Scheduler::own_cells(const Job& job, const PrefixCache::Match& match) const {
@@ -94,19 +163,22 @@ std::vector<Scheduler::Choice> Scheduler::make_choices(const Job& job) const {
 
 void Scheduler::start_prefill(Running& running, const PrefixCache::Match& match) {
   const uint32_t prompt = running.prompt_tokens();
-  running.cached = std::min(match.blocks * options_.block_tokens, prompt - 1);
-  running.computed = running.cached;
+  running.computed = std::min(match.blocks * options_.block_tokens, prompt - 1);
   running.first_block = match.blocks;
-  if (running.cached > 0) cache_.copy_to(match.node, running.choices[0].sequence, running.cached);
-  metrics_.prompt_tokens.add(prompt);
-  metrics_.prefix_hits.add(running.cached);
+  if (running.computed > 0) cache_.copy_to(match.node, prompt_sequence(running), running.computed);
+  if (!running.resumes) {
+    running.cached = running.computed;
+    metrics_.prompt_tokens.add(prompt);
+    metrics_.prefix_hits.add(running.cached);
+    if (uses_cache(running.job)) metrics_.prefix_queries.add(prompt);
+  }
   if (!session_->captures()) return;
   const expert::ExpertShape& shape = model_.info().experts;
   running.counts.emplace(shape);
   running.suffix.emplace(shape);
   cache_.add_counts(match.node, *running.counts);
   running.block_counts.resize(prompt / options_.block_tokens - match.blocks, std::vector<uint8_t>(shape.cells(), 0));
-  if (running.job.decode_counts) running.decode_counts.emplace(shape);
+  if (running.job.decode_counts && !running.resumes) running.decode_counts.emplace(shape);
   if (running.job.gates) running.gates.emplace(shape.cells(), 0.0);
 }
 

@@ -10,32 +10,57 @@ bool Scheduler::build_batch() {
   for (Running& running : running_) {
     running.in_batch = false;
     running.chunk = 0;
-    if (running.done || !running.decoding) continue;
-    for (Choice& choice : running.choices) {
-      if (!choice.active()) continue;
-      const std::vector<Token>& generated = choice.state.generated;
-      const auto position = running.prompt_tokens() + static_cast<uint32_t>(generated.size()) - 1;
-      choice.batch_index = session_->add(generated.back(), position, choice.sequence, true);
-      running.in_batch = true;
-    }
+    if (!running.done && running.decoding) add_decodes(running);
   }
   batch_decodes_ = session_->batch_size();
   batch_gates_ = false;
   for (Running& running : running_) {
-    if (running.done || running.decoding) continue;
-    const uint32_t left = options_.token_budget - session_->batch_size();
-    running.chunk = std::min(left, running.prompt_tokens() - running.computed);
-    if (running.chunk == 0) break;
-    running.in_batch = true;
-    batch_gates_ |= running.gates.has_value();
-    running.chunk_begin = session_->batch_size();
-    for (uint32_t i = 0; i < running.chunk; ++i) {
-      const uint32_t position = running.computed + i;
-      const bool last = position + 1 == running.prompt_tokens();
-      session_->add(running.job.prompt[position], position, running.choices[0].sequence, last);
-    }
+    if (running.done) continue;
+    if (!(running.decoding ? add_replay(running) : add_prompt(running))) break;
   }
   return session_->batch_size() > 0;
+}
+
+void Scheduler::add_decodes(Running& running) {
+  for (Choice& choice : running.choices) {
+    choice.replayed = 0;
+    choice.decodes = choice.active() && choice.to_replay() == 0;
+    if (!choice.decodes) continue;
+    const std::vector<Token>& generated = choice.state.generated;
+    const auto position = running.prompt_tokens() + choice.in_kv;
+    choice.batch_index = session_->add(generated.back(), position, choice.sequence, true);
+    running.in_batch = true;
+  }
+}
+
+bool Scheduler::add_prompt(Running& running) {
+  const uint32_t left = options_.token_budget - session_->batch_size();
+  running.chunk = std::min(left, running.prompt_tokens() - running.computed);
+  if (running.chunk == 0) return false;
+  running.in_batch = true;
+  batch_gates_ |= running.gates.has_value();
+  running.chunk_begin = session_->batch_size();
+  const SequenceId sequence = prompt_sequence(running);
+  for (uint32_t i = 0; i < running.chunk; ++i) {
+    const uint32_t position = running.computed + i;
+    const bool last = position + 1 == running.prompt_tokens();
+    session_->add(running.job.prompt[position], position, sequence, last);
+  }
+  return true;
+}
+
+bool Scheduler::add_replay(Running& running) {
+  for (Choice& choice : running.choices) {
+    if (!choice.active() || choice.to_replay() == 0) continue;
+    const uint32_t left = options_.token_budget - session_->batch_size();
+    choice.replayed = std::min(left, choice.to_replay());
+    if (choice.replayed == 0) return false;
+    running.in_batch = true;
+    for (uint32_t i = choice.in_kv; i < choice.in_kv + choice.replayed; ++i) {
+      session_->add(choice.state.generated[i], running.prompt_tokens() + i, choice.sequence, false);
+    }
+  }
+  return true;
 }
 
 Status Scheduler::evaluate() {
@@ -61,20 +86,40 @@ void Scheduler::handle_results() {
   for (Running& running : running_) {
     if (!running.in_batch) continue;
     if (running.decoding) {
-      count_decode(running, experts);
-      bool whole = true;
-      for (size_t c = 0; whole && c < running.choices.size(); ++c) {
-        const Choice& choice = running.choices[c];
-        if (choice.active()) whole = sample(running, c, session_->logits(choice.batch_index));
-      }
-      if (whole && std::ranges::none_of(running.choices, &Choice::active)) finish(running);
+      handle_decodes(running, experts);
     } else {
-      count_prompt(running, experts);
-      sum_gates(running, experts);
-      running.computed += running.chunk;
-      metrics_.prompt_tokens_evaluated.add(running.chunk);
-      if (running.computed == running.prompt_tokens()) finish_prefill(running);
+      handle_prompt(running, experts);
     }
+  }
+}
+
+void Scheduler::handle_decodes(Running& running, const ExpertCapture* experts) {
+  count_decode(running, experts);
+  for (size_t c = 0; c < running.choices.size(); ++c) {
+    Choice& choice = running.choices[c];
+    choice.in_kv += choice.replayed;
+    metrics_.recomputed_tokens.add(choice.replayed);
+    if (!choice.decodes) continue;
+    ++choice.in_kv;
+    if (!sample(running, c, session_->logits(choice.batch_index))) return;
+  }
+  if (std::ranges::none_of(running.choices, &Choice::active)) finish(running);
+}
+
+void Scheduler::handle_prompt(Running& running, const ExpertCapture* experts) {
+  count_prompt(running, experts);
+  sum_gates(running, experts);
+  const uint32_t end = running.computed + running.chunk;
+  if (running.lost_computed > running.computed) {
+    metrics_.recomputed_tokens.add(std::min(end, running.lost_computed) - running.computed);
+  }
+  running.computed = end;
+  metrics_.prompt_tokens_evaluated.add(running.chunk);
+  if (running.computed < running.prompt_tokens()) return;
+  if (running.resumes) {
+    resume(running);
+  } else {
+    finish_prefill(running);
   }
 }
 
@@ -156,7 +201,7 @@ void Scheduler::count_decode(Running& running, const ExpertCapture* experts) {
     return;
   }
   for (const Choice& choice : running.choices) {
-    if (!choice.active()) continue;
+    if (!choice.decodes) continue;
     for (size_t l = 0; l < experts->shape().layers.size(); ++l) {
       for (const uint16_t e : experts->selected(l, choice.batch_index)) {
         ++running.decode_counts->data[l * experts->shape().experts + e];
@@ -164,6 +209,18 @@ void Scheduler::count_decode(Running& running, const ExpertCapture* experts) {
     }
     ++running.decode_counts->tokens;
   }
+}
+
+// Its prompt is in KV again. The rest was said before it was preempted.
+void Scheduler::resume(Running& running) {
+  store_prefix(running);
+  const SequenceId prompt = prompt_sequence(running);
+  for (const Choice& choice : running.choices) {
+    if (choice.sequence >= 0 && choice.sequence != prompt) session_->copy_all(prompt, choice.sequence);
+  }
+  running.counts.reset();
+  running.suffix.reset();
+  running.decoding = true;
 }
 
 void Scheduler::finish_prefill(Running& running) {
@@ -211,7 +268,7 @@ void Scheduler::store_prefix(Running& running) {
   // Without experts there is one empty set of counts per block.
   running.block_counts.resize(running.prompt_tokens() / options_.block_tokens - running.first_block);
   const auto stored =
-      cache_.insert(running.job.prompt, running.choices[0].sequence, running.first_block, running.block_counts);
+      cache_.insert(running.job.prompt, prompt_sequence(running), running.first_block, running.block_counts);
   cache_.pin(stored.node);
   cache_.unpin(running.node);
   running.node = stored.node;
@@ -270,8 +327,9 @@ void Scheduler::end_choice(Running& running, size_t choice, FinishReason reason)
   metrics_.finished(reason).add();
   if (running.decoding && running.choices.size() > 1) {  // the others run on
     release_sequence(of);
-    running.reserved -= running.job.max_tokens - 1;
-    reserved_ -= running.job.max_tokens - 1;
+    running.reserved -= of.reserved;
+    reserved_ -= of.reserved;
+    of.reserved = 0;
   }
   running.job.on_event(ChoiceEnd{static_cast<uint32_t>(choice), reason, of.text.finish()});
 }

@@ -131,6 +131,10 @@ class Listener {
     }
     return said_;
   }
+  size_t tokens() {
+    const std::lock_guard lock(mutex_);
+    return said_.outputs.size();
+  }
   // Returns once `count` tokens are out or the job is over.
   void wait_tokens(size_t count) {
     std::unique_lock lock(mutex_);

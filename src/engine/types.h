@@ -109,8 +109,10 @@ struct Job {
   std::vector<ChoiceState> choices;  // at least one. kDecode: as the prefill left them; else only seeds
   bool prefix_cache = true;          // false: neither looked up nor stored
   bool decode_counts = false;
-  bool gates = false;  // of the prompt; those of cached tokens are unknown, so nothing is taken from the cache
-  std::shared_ptr<const Bytes> kv;  // kDecode only: untrusted
+  bool gates = false;    // of the prompt; those of cached tokens are unknown, so nothing is taken from the cache
+  int64_t priority = 0;  // lower is sooner, under the queue policy `priority`
+  std::optional<uint64_t> dispatch;  // the router's name for the leg, for traces
+  std::shared_ptr<const Bytes> kv;   // kDecode only: untrusted
   // Called on the engine's thread; must not block and must not call the engine.
   std::function<void(Event)> on_event;
 };

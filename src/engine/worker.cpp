@@ -87,6 +87,7 @@ Worker::Impl::Impl(asio::any_io_executor its_executor, WorkerOptions its_options
       server(executor, server_options(options),
              [this](net::Request& request, net::ResponseWriter& writer) { return handle(request, writer); }),
       random(entropy()),
+      epoch(random.next() >> 11),
       lease_timer(std::make_shared<asio::steady_timer>(executor)) {}
 
 std::span<const Worker::Impl::Route> Worker::Impl::routes() {
@@ -94,6 +95,7 @@ std::span<const Worker::Impl::Route> Worker::Impl::routes() {
       {"POST", "/v1/chat/completions", &Impl::chat},
       {"POST", "/v1/completions", &Impl::completions},
       {"GET", "/v1/models", &Impl::models},
+      {"GET", "/v1/loads", &Impl::loads},
       {"POST", "/tokenize", &Impl::tokenize},
       {"POST", "/detokenize", &Impl::detokenize},
       {"GET", "/health", &Impl::health},
@@ -186,12 +188,14 @@ Task<void> Worker::Impl::metrics_page(Exchange& x) {
 
 Task<void> Worker::Impl::models(Exchange& x) {
   const ModelInfo& info = backend->model.info();
-  const std::optional<PaceProfile>& pace = backend->engine.options().pace;
+  const std::optional<PaceProfile>& pace = backend->engines.front()->options().pace;
   const std::string body = fmt::format(
       R"({{"object":"list","data":[{{"id":{},"object":"model","created":0,"owned_by":"kindred","max_model_len":{},)"
-      R"("kindred":{{"v":1,"role":"{}","fingerprint":{},"layers":[{}],"experts":{},"top_k":{}{}}}}}]}})",
+      R"("kindred":{{"v":1,"role":"{}","fingerprint":{},"layers":[{}],"experts":{},"top_k":{},)"
+      R"("data_parallel_size":{}{}{}}}}}]}})",
       json_string(options.served_model), backend->limits.context_tokens, to_string(options.role),
       json_string(info.fingerprint), fmt::join(info.experts.layers, ","), info.experts.experts, info.experts.top_k,
+      backend->engines.size(), traces ? fmt::format(R"(,"traces":{})", json_string(traces->endpoint())) : "",
       pace ? fmt::format(R"(,"paced":{})", json_string(pace->name)) : "");
   co_await send(x, 200, kJson, body);
 }
@@ -221,7 +225,7 @@ Task<void> Worker::Impl::detokenize(Exchange& x) {
 }
 
 Task<void> Worker::Impl::reset_prefix_cache(Exchange& x) {
-  backend->engine.drop_prefix_cache();
+  for (Engine* engine : backend->engines) engine->drop_prefix_cache();
   co_await send(x, 200, kJson, "{}");
 }
 
@@ -263,6 +267,7 @@ Task<void> Worker::Impl::expire_leases(std::weak_ptr<Impl> weak, std::shared_ptr
     const std::shared_ptr<Impl> impl = weak.lock();
     if (error || !impl || impl->draining) co_return;
     impl->show_leases();
+    impl->sample_rates();
   }
 }
 
@@ -272,25 +277,41 @@ Worker::Worker(asio::any_io_executor executor, WorkerOptions options, const Cloc
 Worker::~Worker() { impl_->lease_timer->cancel(); }
 
 Result<uint16_t> Worker::listen(const std::string& host, uint16_t port) {
+  if (impl_->options.traces_port) {
+    auto traces = TracePublisher::bind(impl_->executor, host, *impl_->options.traces_port, impl_->epoch, impl_->clock);
+    if (!traces) return Error{traces.error().code, "traces_port: " + traces.error().message, "traces_port"};
+    impl_->traces = *std::move(traces);
+  }
   auto bound = impl_->server.listen(host, port);
   if (bound) asio::co_spawn(impl_->executor, Impl::expire_leases(impl_, impl_->lease_timer), asio::detached);
   return bound;
 }
 
-Status Worker::serve(const Model& model, Engine& engine) {
+Status Worker::serve(const Model& model, std::span<Engine* const> engines) {
+  KINDRED_CHECK(!engines.empty());
   auto chat_template = ChatTemplate::create(model.chat_template(), template_tokens(model));
   if (!chat_template) return chat_template.error();
   size_t longest = 1;
   for (uint32_t id = 0; id < model.info().vocabulary; ++id)
     longest = std::max(longest, model.piece(static_cast<Token>(id), true).size());
   if (impl_->options.served_model.empty()) impl_->options.served_model = model.info().name;
-  const EngineOptions& options = engine.options();
+  const EngineOptions& options = engines.front()->options();
   impl_->backend.emplace(Impl::Backend{model,
-                                       engine,
+                                       {engines.begin(), engines.end()},
                                        WorkerMetrics(impl_->registry, impl_->options.served_model),
                                        std::move(*chat_template),
                                        {options.context_tokens, options.kv_tokens},
-                                       longest});
+                                       longest,
+                                       std::vector<GenerationRate>(engines.size(), {.at = impl_->clock.now()})});
+  if (const std::shared_ptr<TracePublisher>& traces = impl_->traces) {
+    traces->start(static_cast<uint32_t>(engines.size()),
+                  [impl = impl_.get()](uint32_t rank) { return impl->trace_of(rank); });
+    for (Engine* engine : engines) {
+      engine->on_change([weak = std::weak_ptr(traces)] {
+        if (const auto publisher = weak.lock()) publisher->changed();
+      });
+    }
+  }
   return {};
 }
 
@@ -298,6 +319,10 @@ Task<void> Worker::drain(std::chrono::milliseconds deadline) {
   impl_->draining = true;
   impl_->lease_timer->cancel();
   co_await impl_->server.drain(deadline);
+  if (!impl_->traces) co_return;
+  impl_->traces->stop();
+  if (!impl_->backend) co_return;
+  for (Engine* engine : impl_->backend->engines) engine->on_change({});
 }
 
 }  // namespace kindred::engine

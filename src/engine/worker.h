@@ -1,8 +1,8 @@
-// The worker: an HTTP service over one engine. It speaks OpenAI's API to clients and the Kindred
-// dialect (docs/kindred-dialect.md) to routers and other workers.
+// The worker: an HTTP service over one engine, or several with a copy of the weights. It speaks OpenAI's API to clients
+// and the Kindred dialect (docs/kindred-dialect.md) to routers and other workers.
 //
-// Ownership: the worker owns its server, its client and its leases; model, engine, clock and registry
-// are the caller's. Order of construction: io_context, clock and registry; model; engine; worker.
+// Ownership: the worker owns its server, its client and its leases; model, engines, clock and registry
+// are the caller's. Order of construction: io_context, clock and registry; model; engines; worker.
 // Before it is destroyed the worker must be drained and the io_context have run out of work.
 //
 // Thread-safety: confined to the io_context's one thread.
@@ -10,7 +10,10 @@
 
 #include <boost/asio/any_io_executor.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +36,10 @@ struct WorkerOptions {
   uint64_t lease_bytes = 1ULL << 30;
   std::chrono::milliseconds lease_ttl{30'000};
   size_t body_bytes = 64 * 1024 * 1024;
+  std::optional<uint16_t> traces_port;  // where engines' traces are pushed (trace_publisher.h); 0: a free one
+  // Of the engine of that rank, in token equivalents; whoever spreads experts over ranks knows. Called on the
+  // io thread; must not block. Empty: 0.
+  std::function<double(uint32_t rank)> expert_pressure;
 };
 
 class Worker {
@@ -43,8 +50,9 @@ class Worker {
   // Binds and answers; /health says "loading" and everything else 503 until serve(). Returns the port.
   Result<uint16_t> listen(const std::string& host, uint16_t port);
 
-  // From now on requests are served. Error: kInvalid if the model's chat template cannot be used.
-  Status serve(const Model& model, Engine& engine);
+  // From now on requests are served, by engines with equal options, each with its place here as rank. Error:
+  // kInvalid if the model's chat template cannot be used.
+  Status serve(const Model& model, std::span<Engine* const> engines);
 
   // Accepts no more connections and says "draining"; returns when all requests have ended, or cuts
   // what is left at the deadline.

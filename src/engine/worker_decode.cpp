@@ -83,7 +83,7 @@ Task<void> Worker::Impl::run_decode(Exchange& x, Api api) {
   if (!kv) co_return co_await send_error(x, pull_failed(kv.error()));
 
   HandoffState& state = handoff->state;
-  Job job = make_job(generation, Job::Kind::kDecode);
+  Job job = make_job(x, generation, Job::Kind::kDecode);
   job.kv = std::move(*kv);
   ResponseTail tail;
   tail.usage = state.usage;

@@ -112,8 +112,10 @@ Result<Generation> Worker::Impl::prepare(Api api, std::string_view body) {
   return out;
 }
 
-Job Worker::Impl::make_job(const Generation& generation, Job::Kind kind) {
+Job Worker::Impl::make_job(const Exchange& x, const Generation& generation, Job::Kind kind) {
   Job job;
+  job.dispatch = x.dispatch;
+  job.priority = generation.request.priority;
   job.kind = kind;
   job.id = generation.meta.id;
   job.prompt = generation.prompt;
@@ -152,6 +154,7 @@ Task<void> Worker::Impl::generate(Exchange& x, Api api) {
   }
   const bool allowed = options.role == Role::kBoth || leg == to_string(options.role);
   if (!allowed) co_return co_await send_error(x, wrong_role(options.role));
+  if (const Status placed = read_placement(x); !placed) co_return co_await send_error(x, api_error(placed.error()));
   if (leg == "decode") co_return co_await run_decode(x, api);
   auto generation = prepare(api, x.request.body);
   if (!generation) co_return co_await send_error(x, api_error(generation.error()));
@@ -165,14 +168,14 @@ Task<void> Worker::Impl::generate(Exchange& x, Api api) {
 Task<void> Worker::Impl::run_plain(Exchange& x, Generation generation) {
   ResponseRenderer renderer = make_renderer(generation);
   EventSink sink(renderer, backend->metrics, clock, x.arrived, false);
-  Job job = make_job(generation, Job::Kind::kFull);
+  Job job = make_job(x, generation, Job::Kind::kFull);
   ResponseTail tail;
   co_await respond(x, std::move(job), renderer, sink, std::move(tail), &api_error);
 }
 
 Task<void> Worker::Impl::respond(Exchange& x, Job job, ResponseRenderer& renderer, EventSink& sink, ResponseTail tail,
                                  ApiError (*error_of)(const Error&)) {
-  auto running = RunningJob::submit(backend->engine, executor, std::move(job));
+  auto running = RunningJob::submit(engine_for(x), executor, std::move(job));
   if (!running) co_return co_await send_error(x, error_of(running.error()));
   const auto registration = x.request.cancel.on_cancel([&] { running->cancel(); });
   const bool stream = renderer.content_type() != "application/json";
@@ -226,8 +229,8 @@ Task<void> Worker::Impl::respond(Exchange& x, Job job, ResponseRenderer& rendere
 Task<void> Worker::Impl::run_prefill(Exchange& x, Generation generation) {
   ResponseRenderer renderer = make_renderer(generation);
   EventSink sink(renderer, backend->metrics, clock, x.arrived, false);
-  Job job = make_job(generation, Job::Kind::kPrefill);
-  auto running = RunningJob::submit(backend->engine, executor, std::move(job));
+  Job job = make_job(x, generation, Job::Kind::kPrefill);
+  auto running = RunningJob::submit(engine_for(x), executor, std::move(job));
   if (!running) co_return co_await send_error(x, api_error(running.error()));
   const auto registration = x.request.cancel.on_cancel([&] { running->cancel(); });
   std::string first;

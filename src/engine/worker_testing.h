@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/metrics.h"
-#include "engine/engine.h"
+#include "engine/engine_set.h"
 #include "engine/model.h"
 #include "engine/worker.h"
 #include "net/http_client.h"
@@ -116,18 +116,18 @@ inline net::Task<Reply> call(net::HttpClient* client, net::Endpoint to, std::str
 // One worker with its engine.
 class Node {
  public:
-  Node(Loop& loop, WorkerOptions options, EngineOptions engine_options = small()) : loop_(loop) {
+  Node(Loop& loop, WorkerOptions options, EngineOptions engine_options = small(), uint32_t engines = 1) : loop_(loop) {
     options.served_model = "tiny";
-    auto engine = Engine::start(bundled_model(), engine_options, clock_, metrics_);
-    EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message);
-    engine_ = std::move(*engine);
+    auto started = EngineSet::start(bundled_model(), engine_options, engines, clock_, metrics_, available_memory_bytes);
+    EXPECT_TRUE(started.ok()) << (started.ok() ? "" : started.error().message);
+    engines_ = std::move(*started);
     loop_.post([&] {
       client_ = std::make_unique<net::HttpClient>(loop_.executor());
       worker_ = std::make_unique<Worker>(loop_.executor(), std::move(options), clock_, metrics_);
       const auto port = worker_->listen("127.0.0.1", 0);
       EXPECT_TRUE(port.ok());
       endpoint_ = {"127.0.0.1", *port};
-      EXPECT_TRUE(worker_->serve(bundled_model(), *engine_).ok());
+      EXPECT_TRUE(worker_->serve(bundled_model(), engines_.engines()).ok());
     });
   }
   ~Node() {
@@ -185,7 +185,7 @@ class Node {
   Loop& loop_;
   SystemClock clock_;
   Registry metrics_;
-  std::unique_ptr<Engine> engine_;
+  EngineSet engines_;
   std::unique_ptr<net::HttpClient> client_;
   std::unique_ptr<Worker> worker_;
   net::Endpoint endpoint_;
