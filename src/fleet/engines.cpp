@@ -21,10 +21,18 @@ void Fleet::set_engines(Worker& worker, size_t engines) {
   }
 }
 
+void Fleet::resize_engines(Worker& worker, size_t engines) {
+  set_engines(worker, engines);
+  if (engines > 0 && worker.engines.size() > engines) worker.engines.resize(engines);
+}
+
 bool Fleet::report_trace(WorkerId id, const EngineTrace& trace) {
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
-  if (worker.removed || trace.rank >= worker.engines.size()) return false;
+  if (worker.removed || trace.rank >= kMostEngines) return false;
+  // A kindred worker says how many there are; others show by their traces.
+  if (worker.description.dialect != Dialect::kKindred) set_engines(worker, trace.rank + size_t{1});
+  if (trace.rank >= worker.engines.size()) return false;
   EngineState& engine = worker.engines[trace.rank];
   const MonotonicTime now = clock_.now();
   // A number that goes back within an epoch is a message out of order, unless nothing newer has come for long: then
@@ -53,9 +61,14 @@ void Fleet::report_engines(WorkerId id, std::span<const EngineLoad> engines, Mon
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
   if (worker.removed) return;
+  size_t named = 0;
   for (const EngineLoad& load : engines) {
-    if (load.rank >= kMostEngines) continue;
-    set_engines(worker, load.rank + size_t{1});
+    if (load.rank < kMostEngines) named = std::max(named, load.rank + size_t{1});
+  }
+  // It names all its engines: after a restart there may be fewer. A kindred worker says how many there are.
+  if (named > 0 && worker.description.dialect != Dialect::kKindred) resize_engines(worker, named);
+  for (const EngineLoad& load : engines) {
+    if (load.rank >= worker.engines.size()) continue;
     EngineState& engine = worker.engines[load.rank];
     // Pushes are newer and say more, as long as they come.
     if (engine.pushed && clock_.now() - engine.load_at <= options_.trace_max_age_ms) continue;

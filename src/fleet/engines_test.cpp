@@ -15,10 +15,10 @@ using std::chrono::milliseconds;
 
 class Engines : public ::testing::Test {
  protected:
-  WorkerId add(uint32_t engines, Role role = Role::kBoth) {
+  WorkerId add(uint32_t engines, Role role = Role::kBoth, Dialect dialect = Dialect::kKindred) {
     const WorkerId id = fleet_.add({.url = "http://w" + std::to_string(fleet_.size()), .role = role});
     Description said;
-    said.dialect = Dialect::kKindred;
+    said.dialect = dialect;
     said.models = {"m"};
     said.role = role;
     said.fingerprint = "f";
@@ -183,7 +183,7 @@ TEST_F(Engines, PollsWithoutTokensAreFilledInFromTheLedger) {
 }
 
 TEST_F(Engines, PollsFindEnginesAndDoNotReplacePushes) {
-  add(1);
+  add(1, Role::kBoth, Dialect::kVllm);
   const std::vector<EngineLoad> loads = {{.rank = 0, .running = 1}, {.rank = 1, .running = 2}};
   fleet_.report_engines(0, loads, clock_.now());
   EXPECT_EQ(fleet_.engine_snapshot({.role = Role::kBoth}).engines.size(), 2U);
@@ -199,6 +199,29 @@ TEST_F(Engines, PollsFindEnginesAndDoNotReplacePushes) {
   const EngineLoad absurd = {.rank = 1'000'000};
   fleet_.report_engines(0, {&absurd, 1}, clock_.now());
   EXPECT_EQ(fleet_.engine_snapshot({.role = Role::kBoth}).engines.size(), 2U);
+}
+
+TEST_F(Engines, AfterARestartThereMayBeFewer) {
+  const WorkerId kindred = add(4);
+  LoadGuard guard = fleet_.take(EngineRef{kindred, 3}, {.requests = 1}, 500);
+  Description said = fleet_.description(kindred);
+  said.engines = 2;
+  fleet_.report_up(kindred, said);
+  EXPECT_EQ(fleet_.engine_snapshot({.role = Role::kBoth}).engines.size(), 2U);
+  guard.release();
+  const WorkerId other = fleet_.add({.url = "http://other", .role = Role::kDecode});
+  const std::vector<EngineLoad> three = {{.rank = 0}, {.rank = 1}, {.rank = 2}};
+  fleet_.report_engines(other, three, clock_.now());
+  EXPECT_EQ(fleet_.worker_status(other).engines.size(), 3U);
+  fleet_.report_engines(other, std::span(three).first(1), clock_.now());
+  EXPECT_EQ(fleet_.worker_status(other).engines.size(), 1U);
+}
+
+TEST_F(Engines, EnginesOfOthersShowByTheirTraces) {
+  const WorkerId other = fleet_.add({.url = "http://other", .role = Role::kBoth});
+  EXPECT_TRUE(fleet_.report_trace(other, trace(2, 1)));
+  EXPECT_EQ(fleet_.worker_status(other).engines.size(), 3U);
+  EXPECT_FALSE(fleet_.report_trace(other, trace(kMostEngines, 1)));
 }
 
 TEST_F(Engines, TracesWinOverTheLedger) {

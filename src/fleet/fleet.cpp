@@ -177,6 +177,11 @@ Health Fleet::health(WorkerId id) const {
   return at(id).health;
 }
 
+Dialect Fleet::dialect(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  return at(id).description.dialect;
+}
+
 Description Fleet::description(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   return at(id).description;
@@ -212,7 +217,8 @@ bool Fleet::report_up(WorkerId id, Description description) {
   if (worker.removed) return false;
   worker.failures = 0;
   std::string problem = role_problem(worker.spec.role, description);
-  set_engines(worker, std::max<size_t>(description.engines, worker.engines.size()));
+  if (description.dialect == Dialect::kKindred) resize_engines(worker, description.engines);
+  else set_engines(worker, description.engines);
   worker.description = std::move(description);
   const Health health = problem.empty() ? Health::kUp : Health::kDown;
   if (health == Health::kUp && std::exchange(worker.outage_seen, false)) worker.breaker.recovered(clock_.now());

@@ -235,6 +235,7 @@ class Fleet {
   std::string url(WorkerId id) const;
   Role role(WorkerId id) const;
   Health health(WorkerId id) const;
+  Dialect dialect(WorkerId id) const;
   Description description(WorkerId id) const;
 
   // Gives the i-th decode worker cohort i, for i < `cohorts`, and the others none.
@@ -260,7 +261,7 @@ class Fleet {
 
   // A trace that an engine pushed. False: ignored, since it is older than what is known, or of no engine that there is.
   bool report_trace(WorkerId id, const EngineTrace& trace);
-  // What a poll that was sent at `asked` found.
+  // What a poll that was sent at `asked` found, of all engines of the worker.
   void report_engines(WorkerId id, std::span<const EngineLoad> engines, MonotonicTime asked);
 
   [[nodiscard]] LoadGuard take(WorkerId id, LegLoad load);
@@ -301,7 +302,8 @@ class Fleet {
   };
 
   // fleet/engines.cpp
-  void set_engines(Worker& worker, size_t engines);
+  void set_engines(Worker& worker, size_t engines);     // at least so many
+  void resize_engines(Worker& worker, size_t engines);  // exactly so many, and never none
   policy::TraceState trace_state(const Worker& worker, const EngineState& engine, MonotonicTime now) const;
   policy::EngineView view_of(const Worker& worker, const EngineState& engine, MonotonicTime now) const;
   std::optional<double> pressure_load(const Worker& worker, MonotonicTime now) const;

@@ -1,5 +1,5 @@
 // What an engine says of its own load: GET /metrics in Prometheus' text format, whose names differ, and
-// GET /v1/loads of SGLang.
+// GET /v1/loads of SGLang and of kindred workers.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once
@@ -27,10 +27,11 @@ struct EngineLoad {
 };
 
 struct LoadReport {
-  std::optional<double> running;         // requests, summed over the worker's engines
-  std::optional<double> waiting;         // in its queue
-  std::optional<double> kv_usage;        // 0..1, of the fullest engine
-  std::vector<EngineLoad> engines = {};  // those that told both counts, by rank; of an engine's metrics: by its label
+  std::optional<double> running;   // requests, summed over the worker's engines
+  std::optional<double> waiting;   // in its queue
+  std::optional<double> kv_usage;  // 0..1, of the fullest engine
+  // By rank, without holes; in metrics by the label `engine` or `dp_rank`. Empty unless all of them told both counts.
+  std::vector<EngineLoad> engines = {};
 
   // What is missing is unknown, not zero: without both counts there is no load.
   std::optional<double> requests() const {
