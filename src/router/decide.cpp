@@ -74,7 +74,7 @@ std::optional<PromptTarget> decide_prefill(Core& core, Exchange& exchange, fleet
   const fleet::LegLoad load = prefill_load(exchange.scan);
   if (exchange.settings->engine_policy) {
     const auto target = decide_engine(core, exchange, Role::kPrefill, dialect, exclude, load);
-    if (target) exchange.notes.prefill_worker = core.endpoint(target->worker).url();
+    if (target && exchange.notes.watched) exchange.notes.prefill_worker = core.endpoint(target->worker).url();
     return target;
   }
   const MonotonicTime begun = core.clock.now();
@@ -84,7 +84,7 @@ std::optional<PromptTarget> decide_prefill(Core& core, Exchange& exchange, fleet
   if (!choice) return std::nullopt;
   sent_to(core, exchange, choice->worker, /*computes=*/true);
   core.metrics.prefill_decision_s.observe(seconds_between(begun, core.clock.now()));
-  exchange.notes.prefill_worker = core.endpoint(choice->worker).url();
+  if (exchange.notes.watched) exchange.notes.prefill_worker = core.endpoint(choice->worker).url();
   return PromptTarget{.worker = choice->worker,
                       .reason = choice->decision.reason,
                       .prefill_tokens = static_cast<double>(prompt_tokens_of(exchange.scan))};

@@ -22,7 +22,9 @@ net::Task<void> poll(Core& core, fleet::WorkerId worker, Paths& paths) {
   const Result<std::string> text = co_await core.probe_client.get(core.endpoint(worker), std::move(target),
                                                                   kLoadPageBytes, timeout_ms, core.closing.token());
   if (!text) {
-    paths.loads_missing = paths.loads_missing || (loads && text.error().code == ErrorCode::kNotFound);
+    if (!loads || text.error().code != ErrorCode::kNotFound) co_return;
+    paths.loads_missing = true;
+    co_await poll(core, worker, paths);
     co_return;
   }
   const fleet::LoadReport report = loads ? fleet::parse_sglang_loads(*text) : fleet::parse_load_metrics(dialect, *text);

@@ -64,7 +64,6 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
     if (status != 200) {
       fail(co_await read_answer(**response, exchange.id));
     } else {
-      guard.answered();
       // Nothing of it is for the client, but hanging up before its end would abort the request.
       for (;;) {
         auto piece = co_await (*response)->read_some();
@@ -72,6 +71,7 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
           error = std::move(piece).error();
           break;
         }
+        guard.answered();  // a stream's head comes before its prompt is computed
         if (piece->empty()) break;
       }
       if (error.message.empty()) core->worker_completed(worker);
