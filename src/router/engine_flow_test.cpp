@@ -505,7 +505,12 @@ TEST_F(EngineFlow, WrongOptionsAreNamed) {
     EXPECT_EQ(field([&](RouterOptions& o) { o.engines.traces = {entry}; }), "traces") << entry;
   }
   EXPECT_EQ(field([](RouterOptions& o) { o.engines.policy.pressure.kv_high = 2; }), "kv_high");
-  EXPECT_EQ(field([](RouterOptions& o) { o.experiment.arms.resize(2); }), "engine_policy");
+  EXPECT_EQ(field([](RouterOptions& o) {
+              o.experiment.arms.resize(2);
+              o.experiment.arms[0].name = "a";
+              o.experiment.arms[1].name = "b";
+            }),
+            "engine_policy");
 }
 
 // ------------------------------------------------------------------------------------------------ reload
