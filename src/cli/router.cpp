@@ -18,6 +18,7 @@
 #include "base/config.h"
 #include "cli/commands.h"
 #include "cli/router_edge.h"
+#include "cli/router_engines.h"
 #include "cli/router_experiment.h"
 #include "cli/router_kv.h"
 #include "cli/router_limits.h"
@@ -60,6 +61,7 @@ struct RouterArguments {
   std::vector<std::string> kubernetes_services;
   int64_t workers_file_interval_ms = 1'000, dns_interval_ms = 5'000;
   EdgeArguments edge;
+  EngineArguments engines;
   KvArguments kv;
   ExperimentArguments experiment;
 };
@@ -105,8 +107,8 @@ ConfigSchema schema_of(RouterArguments& o) {
               "URL=DIALECT of a worker, where it is not to be found out: kindred, vllm, sglang, "
               "llama-server or openai");
   schema.list("model_alias", &o.model_aliases, "ALIAS=MODEL: another name by which clients may ask for a model");
-  schema.choice("load", &o.load, {"requests", "tokens", "polled"},
-                "what policies balance: the router's own ledger, or what workers say of themselves");
+  schema.choice("load", &o.load, {"requests", "tokens", "polled", "pressure"},
+                "what policies balance: the router's own ledger, or what workers or their engines say of themselves");
   schema.integer("load_interval_ms", &o.load_interval_ms, 0, kDayMs, "between two polls of a worker's load; 0: none");
   schema.integer("load_max_age_ms", &o.load_max_age_ms, 1, kDayMs,
                  "older polls count as unknown; the router's own ledger is read then");
@@ -124,6 +126,7 @@ ConfigSchema schema_of(RouterArguments& o) {
   schema.integer("drain_ms", &o.drain_ms, 0, kDayMs, "time for running requests to end after SIGTERM");
   o.requests.add_to(schema);
   o.edge.add_to(schema);
+  o.engines.add_to(schema);
   o.kv.add_to(schema);
   o.experiment.add_to(schema);
   schema.accept_config_file();
@@ -189,6 +192,7 @@ Result<router::RouterOptions> router_options(RouterArguments& o) {
   out.kubernetes_ca_file = o.kubernetes_ca_file;
   if (!o.kubernetes_services.empty() && o.kubernetes_api.empty()) use_pod(out);
   out.dns_interval_ms = milliseconds(o.dns_interval_ms);
+  o.engines.apply(out);
   o.kv.apply(out);
   if (Status applied = o.experiment.apply(out); !applied) return std::move(applied).error();
   if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();

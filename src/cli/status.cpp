@@ -89,6 +89,45 @@ std::string workers_text(const Json& status) {
   return table.text() + (remarks.empty() ? "" : "\n" + remarks);
 }
 
+// Who has only one engine is shown if it has said anything.
+bool shows_engines(const Json& worker) {
+  const Json& engines = list_of(worker, "engines");
+  return engines.size() > 1 || (engines.size() == 1 && text_of(engines[0], "trace") == "fresh");
+}
+
+std::string engines_text(const Json& status) {
+  const auto policy = status.find("engine_policy");
+  if (policy == status.end() || !policy->is_object()) return {};
+  Table table({"worker", "engine", "trace", "age", "running", "waiting", "to prefill", "queued", "KV", "sent since",
+               "score", "in flight"});
+  size_t rows = 0;
+  for (const Json& worker : list_of(status, "workers")) {
+    if (!shows_engines(worker)) continue;
+    for (const Json& engine : list_of(worker, "engines")) {
+      const bool fresh = text_of(engine, "trace") == "fresh";
+      const auto whole = [&](const char* name) {
+        return fresh ? fmt::format("{:.0f}", number_of(engine, name)) : std::string("-");
+      };
+      const bool seen = text_of(engine, "trace_age_s") != "-";
+      table.row({without_scheme(text_of(worker, "url")), text_of(engine, "rank"), text_of(engine, "trace"),
+                 seen ? fmt::format("{:.2f} s", number_of(engine, "trace_age_s")) : std::string("-"), whole("running"),
+                 whole("waiting"), whole("remaining_prefill_tokens"), whole("waiting_prefill_tokens"),
+                 fresh ? fmt::format("{:.0f} %", 100 * number_of(engine, "kv_usage")) : std::string("-"),
+                 fmt::format("{:.0f}", number_of(engine, "compensation_tokens")), whole("score"),
+                 fmt::format("{:.0f}", number_of(engine, "in_flight"))});
+      ++rows;
+    }
+  }
+  std::string out =
+      fmt::format("\nengines, by {}\n{}", text_of(*policy, "name"), rows == 0 ? "  none yet\n" : table.text());
+  if (const auto last = policy->find("explain"); last != policy->end() && last->is_object()) {
+    out +=
+        fmt::format("  last: {} engine {}, {} ({:.0f} tokens to prefill)\n", without_scheme(text_of(*last, "worker")),
+                    text_of(*last, "rank"), text_of(*last, "reason"), number_of(*last, "prefill_tokens"));
+  }
+  return out;
+}
+
 std::string clock_time(double unix_s) {
   const auto seconds = static_cast<std::time_t>(unix_s);
   std::tm local{};
@@ -148,11 +187,11 @@ std::string decisions_text(const Json& status) {
 std::string render(const Json& status, const std::string& url) {
   const bool ready = status.value("ready", false);
   return fmt::format(
-      "kindred router at {}: {}, {:.0f} requests in flight, {:.0f} decisions\n\n{}\npolicy\n{}\nlast "
+      "kindred router at {}: {}, {:.0f} requests in flight, {:.0f} decisions\n\n{}{}\npolicy\n{}\nlast "
       "decisions\n{}",
       url, ready ? "ready" : "not ready, " + text_of(status, "not_ready_reason"),
       number_of(status, "requests_in_flight"), number_of(status, "decisions_total"), workers_text(status),
-      policy_text(status), decisions_text(status));
+      engines_text(status), policy_text(status), decisions_text(status));
 }
 
 // Sleeps; true if Ctrl-C or SIGTERM, which are blocked, came meanwhile.

@@ -39,6 +39,29 @@ std::optional<Choice> choice(Snapshot snapshot, std::optional<policy::Decision> 
 
 }  // namespace
 
+std::optional<EngineChoice> choose_engine(const Fleet& fleet, policy::EnginePolicy& policy, Role role, const Ask& ask,
+                                          int32_t assigned) {
+  EngineSnapshot snapshot = fleet.engine_snapshot({.role = role,
+                                                   .model = ask.model,
+                                                   .paired = role == Role::kPrefill,
+                                                   .exclude = ask.exclude,
+                                                   .load = ask.load,
+                                                   .dialect = ask.dialect});
+  for (const auto& [worker, tokens] : ask.held) {
+    for (size_t i = 0; i < snapshot.engines.size(); ++i) {
+      if (snapshot.engines[i].worker != worker) continue;
+      snapshot.views[i].held_tokens = std::max(snapshot.views[i].held_tokens, tokens);
+    }
+  }
+  std::optional<policy::Decision> decision =
+      policy.choose(snapshot.views, {.prompt_tokens = ask.prompt_tokens, .assigned = assigned});
+  if (!decision) return std::nullopt;
+  const EngineRef engine = snapshot.engines[decision->worker];
+  const double computes = std::max(0.0, ask.prompt_tokens - snapshot.views[decision->worker].held_tokens);
+  return EngineChoice{
+      .engine = engine, .prefill_tokens = computes, .snapshot = std::move(snapshot), .decision = *std::move(decision)};
+}
+
 std::optional<Choice> choose_prefill(const Fleet& fleet, policy::PrefillPolicy& policy, const Ask& ask) {
   Snapshot snapshot = fleet.snapshot({.role = Role::kPrefill,
                                       .model = ask.model,

@@ -16,6 +16,7 @@
 #include "fleet/fleet.h"
 #include "fleet/room.h"
 #include "policy/decode_policy.h"
+#include "policy/engine_policy.h"
 #include "policy/prefill_policy.h"
 
 namespace kindred::fleet {
@@ -41,6 +42,18 @@ struct Choice {
   Snapshot snapshot;          // what the decision was made on
   policy::Decision decision;  // its indices are positions in `snapshot`
 };
+
+struct EngineChoice {
+  EngineRef engine;
+  double prefill_tokens = 0;  // of the prompt, that it has to compute
+  EngineSnapshot snapshot;
+  policy::Decision decision;  // its indices are positions in `snapshot`
+};
+
+// An engine of the workers of `role`: for whole requests (kBoth), or for prefill, of those workers that have a decode
+// worker to pair with. `assigned`: of policy::EngineRequest.
+std::optional<EngineChoice> choose_engine(const Fleet& fleet, policy::EnginePolicy& policy, Role role, const Ask& ask,
+                                          int32_t assigned = -1);
 
 // Of the prefill workers that have a decode worker to pair with.
 std::optional<Choice> choose_prefill(const Fleet& fleet, policy::PrefillPolicy& policy, const Ask& ask);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "fleet/engine_trace.h"
 
 namespace kindred::fleet {
 namespace {
@@ -67,6 +68,14 @@ Status read_kindred(const Json& kindred, Description& out) {
   out.role = *role;
   out.fingerprint = *fingerprint;
   out.paced = text_member(kindred, "paced").value_or("");
+  const auto engines = member(kindred, "data_parallel_size") == nullptr
+                           ? std::optional<uint64_t>(1)
+                           : number_member(kindred, "data_parallel_size", kMostEngines);
+  if (!engines || *engines == 0) {
+    return corrupt(fmt::format("'kindred.data_parallel_size' is none of 1 to {}", kMostEngines));
+  }
+  out.engines = static_cast<uint32_t>(*engines);
+  out.traces = text_member(kindred, "traces").value_or("");
   return {};
 }
 

@@ -32,6 +32,8 @@ struct Description {
   // Of kindred workers only, which serve exactly one model.
   expert::ExpertShape shape;  // no cells for a model without experts
   std::string paced;          // the profile whose times its steps are padded to; empty: its own times
+  uint32_t engines = 1;       // data-parallel ones
+  std::string traces;         // where it publishes its engines' traces: a ZMQ endpoint; empty: nowhere
 
   bool serves(std::string_view model) const;
   bool operator==(const Description&) const = default;

@@ -74,6 +74,7 @@ std::string encode_trace(const EngineTrace& trace) {
                        {"running", trace.running},
                        {"waiting", trace.waiting},
                        {"kv_usage", trace.kv_usage},
+                       {"kv_tokens", trace.kv_tokens},
                        {"expert_pressure", trace.expert_pressure},
                        {"received", trace.received}});
 }
@@ -101,6 +102,7 @@ Result<EngineTrace> parse_trace(std::span<const uint8_t> bytes) {
   out.running = static_cast<uint32_t>(in.integer("running", kMostRequests));
   out.waiting = static_cast<uint32_t>(in.integer("waiting", kMostRequests));
   out.kv_usage = in.real("kv_usage", 1);
+  out.kv_tokens = in.integer("kv_tokens", kMostTraceTokens);
   out.expert_pressure = in.real("expert_pressure", kMostPressure);
   out.received = in.integers("received", kReceived);
   if (!in.status()) return in.status().error();

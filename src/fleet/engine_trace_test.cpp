@@ -22,6 +22,7 @@ EngineTrace sample_trace() {
   trace.running = 12;
   trace.waiting = 5;
   trace.kv_usage = 0.3;
+  trace.kv_tokens = 16384;
   trace.expert_pressure = 17.5;
   trace.received = {1, UINT64_MAX, 0};
   return trace;

@@ -37,8 +37,14 @@ LoadGuard& LoadGuard::operator=(LoadGuard&& other) noexcept {
     ledger_ = std::move(other.ledger_);
     load_ = other.load_;
     probe_ = other.probe_;
+    engine_ = std::move(other.engine_);
+    dispatch_ = other.dispatch_;
   }
   return *this;
+}
+
+void LoadGuard::answered() {
+  if (engine_) engine_->answered(dispatch_);
 }
 
 void LoadGuard::release() {
@@ -47,6 +53,8 @@ void LoadGuard::release() {
   ledger_->tokens.fetch_sub(load_.tokens, std::memory_order_relaxed);
   if (probe_) ledger_->probes.fetch_sub(1, std::memory_order_relaxed);
   ledger_.reset();
+  if (engine_) engine_->end(dispatch_);
+  engine_.reset();
 }
 
 std::string_view to_string(Health health) {
@@ -63,12 +71,14 @@ std::string_view to_string(LoadSource source) {
     case LoadSource::kRequests: return "requests";
     case LoadSource::kTokens: return "tokens";
     case LoadSource::kPolled: return "polled";
+    case LoadSource::kPressure: return "pressure";
   }
   return "?";
 }
 
 std::optional<LoadSource> parse_load_source(std::string_view name) {
-  for (const LoadSource source : {LoadSource::kRequests, LoadSource::kTokens, LoadSource::kPolled}) {
+  for (const LoadSource source :
+       {LoadSource::kRequests, LoadSource::kTokens, LoadSource::kPolled, LoadSource::kPressure}) {
     if (name == to_string(source)) return source;
   }
   return std::nullopt;
@@ -96,6 +106,7 @@ WorkerId Fleet::add(WorkerSpec spec) {
   worker->spec = std::move(spec);
   worker->problem = std::string(kNotReached);
   worker->since = clock_.now();
+  set_engines(*worker, 1);
   workers_.push_back(std::move(worker));
   const auto id = static_cast<WorkerId>(workers_.size() - 1);
   members_.push_back(id);
@@ -126,6 +137,7 @@ void Fleet::restore(WorkerId id) {
   worker.breaker = {};
   worker.outage_seen = false;
   worker.load.reset();
+  for (EngineState& engine : worker.engines) engine.load.reset();
   members_.insert(std::lower_bound(members_.begin(), members_.end(), id), id);
 }
 
@@ -165,6 +177,11 @@ Health Fleet::health(WorkerId id) const {
   return at(id).health;
 }
 
+Dialect Fleet::dialect(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  return at(id).description.dialect;
+}
+
 Description Fleet::description(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   return at(id).description;
@@ -200,6 +217,8 @@ bool Fleet::report_up(WorkerId id, Description description) {
   if (worker.removed) return false;
   worker.failures = 0;
   std::string problem = role_problem(worker.spec.role, description);
+  if (description.dialect == Dialect::kKindred) resize_engines(worker, description.engines);
+  else set_engines(worker, description.engines);
   worker.description = std::move(description);
   const Health health = problem.empty() ? Health::kUp : Health::kDown;
   if (health == Health::kUp && std::exchange(worker.outage_seen, false)) worker.breaker.recovered(clock_.now());
@@ -281,6 +300,9 @@ double Fleet::load_of(const Worker& worker, MonotonicTime now) const {
     case LoadSource::kPolled:
       if (!load_known(worker, now)) break;
       return std::max(0.0, *worker.load->requests() + requests - static_cast<double>(worker.in_flight_then));
+    case LoadSource::kPressure:
+      if (const std::optional<double> pressure = pressure_load(worker, now)) return *pressure;
+      return static_cast<double>(worker.ledger->tokens.load(std::memory_order_relaxed));
   }
   return requests;
 }
@@ -291,7 +313,8 @@ double Fleet::unit_of(LegLoad load) const {
 }
 
 double Fleet::unit(LegLoad load) const {
-  return static_cast<double>(options_.load == LoadSource::kTokens ? std::max<int64_t>(load.tokens, 1) : load.requests);
+  const bool tokens = options_.load == LoadSource::kTokens || options_.load == LoadSource::kPressure;
+  return static_cast<double>(tokens ? std::max<int64_t>(load.tokens, 1) : load.requests);
 }
 
 LoadGuard Fleet::take(WorkerId id, LegLoad load) {
@@ -401,6 +424,7 @@ WorkerStatus Fleet::status_of(const Worker& worker, WorkerId id) const {
   out.removed = worker.removed;
   out.draining = worker.draining && !worker.removed;
   out.description = worker.description;
+  out.engines = engine_status(worker);
   return out;
 }
 

@@ -15,6 +15,11 @@
 // by what has begun and ended here since; then it is unknown, which is not zero: the worker's own ledger is read
 // instead.
 //
+// Engines. A worker has one or more data-parallel engines, whose state is kept one by one (fleet/engines.cpp): the
+// latest trace that it pushed or that a poll found, and the ledger of what this router has sent there. A trace replaces
+// what was known; what it does not include yet is added from the ledger. Traces are ordered by their sequence numbers
+// within an epoch, and aged by this machine's clock, so that others' clocks do not matter.
+//
 // Membership. A draining worker gets no more requests and stays a member. A removed worker gets no more either,
 // while those it has finish. Its record stays, with its
 // id and its cohort, and restore() makes it a member again.
@@ -43,7 +48,10 @@
 #include "base/result.h"
 #include "fleet/breaker.h"
 #include "fleet/describe.h"
+#include "fleet/engine_ledger.h"
+#include "fleet/engine_trace.h"
 #include "fleet/load_report.h"
+#include "policy/engine_policy.h"
 #include "policy/types.h"
 
 namespace kindred::fleet {
@@ -71,7 +79,10 @@ class LoadGuard {
   LoadGuard& operator=(LoadGuard&& other) noexcept;
   ~LoadGuard() { release(); }
 
-  void release();  // early; later calls do nothing
+  void release();   // early; later calls do nothing
+  void answered();  // the leg has begun to answer
+  // By which the engine tells that it has received the leg; 0: it was sent to a worker, not to one of its engines.
+  uint64_t dispatch() const { return dispatch_; }
 
  private:
   friend class Fleet;
@@ -80,6 +91,14 @@ class LoadGuard {
   std::shared_ptr<Ledger> ledger_;  // null: released
   LegLoad load_;
   bool probe_ = false;
+  std::shared_ptr<EngineLedger> engine_;  // null: none
+  uint64_t dispatch_ = 0;
+};
+
+struct EngineRef {
+  WorkerId worker = 0;
+  uint32_t rank = 0;
+  bool operator==(const EngineRef&) const = default;
 };
 
 // kBoth is a worker that serves whole requests: any OpenAI-compatible server.
@@ -93,21 +112,40 @@ enum class Health { kUnknown, kUp, kDown };
 std::string_view to_string(Health health);
 
 // What policies read as a worker's load.
-enum class LoadSource { kRequests, kTokens, kPolled };
+// kPressure: of the worker's engines, in tokens (policy/engine_policy.h): mean score over those with a fresh trace,
+// with a share of KV added for what was sent since; the ledger's tokens where there is none.
+enum class LoadSource { kRequests, kTokens, kPolled, kPressure };
 std::string_view to_string(LoadSource source);
-std::optional<LoadSource> parse_load_source(std::string_view name);  // "requests", "tokens", "polled"
+std::optional<LoadSource> parse_load_source(std::string_view name);  // "requests", "tokens", "polled", "pressure"
 
 struct FleetOptions {
   uint32_t failures_until_out = 3;
   LoadSource load = LoadSource::kRequests;
   std::chrono::milliseconds load_max_age_ms{5'000};  // of a poll
   BreakerOptions breaker = {};
+  std::chrono::milliseconds trace_max_age_ms{3'000};  // of an engine's trace: three heartbeats; an older one is late
+  std::chrono::milliseconds trace_grace_ms{2'000};    // for so long; then it is unknown
+  policy::PressureOptions pressure = {};              // of LoadSource::kPressure, and what status pages show
+  uint64_t dispatch_seed = 1;                         // of dispatch ids: another one for each router
 };
 
 // What went wrong with a request, as far as its worker is concerned.
 enum class Fault {
   kTransport,  // no answer in time, or one that broke off
   kAnswer,     // a whole answer that says the worker failed (500, 502, 504)
+};
+
+// A copy of an engine's state, for status pages and metrics.
+struct EngineStatus {
+  uint32_t rank = 0;
+  policy::TraceState trace = policy::TraceState::kUnknown;
+  double trace_age_s = -1;  // negative: there was none
+  bool pushed = false;      // the last one came by itself, and was not asked for
+  uint64_t sequence = 0;
+  std::optional<double> skew_s = {};  // of its clock against ours when the last push came; includes the way here
+  policy::EngineView view;            // what policies read
+  policy::Pressure pressure;          // the terms of its score; the expert term against its worker's engines
+  EngineLedger::Sums ledger;
 };
 
 // A copy of a worker's state, for status pages and metrics.
@@ -127,6 +165,7 @@ struct WorkerStatus {
   bool removed = false;
   bool draining = false;
   Description description;  // without models while unknown
+  std::vector<EngineStatus> engines = {};
 };
 
 struct Query {
@@ -146,6 +185,13 @@ struct Snapshot {
   size_t available = 0;
 };
 
+// All engines of a role's members, in configuration order and by rank.
+struct EngineSnapshot {
+  std::vector<policy::EngineView> views;
+  std::vector<EngineRef> engines;  // beside them
+  size_t available = 0;
+};
+
 // What can be done for a model now.
 struct Serving {
   bool known = false;  // some worker has said that it serves it
@@ -158,6 +204,17 @@ struct ServedModel {
   std::string id;
   uint64_t max_model_len_tokens = 0;  // 0: not said
   std::string parent = {};            // of a LoRA adapter: its base model
+};
+
+// What is known of one engine.
+struct EngineState {
+  std::shared_ptr<EngineLedger> ledger;  // not null
+  std::optional<EngineLoad> load = {};   // of the latest trace or poll
+  double expert_pressure = 0;
+  MonotonicTime load_at{};
+  bool pushed = false;
+  uint64_t epoch = 0, sequence = 0;  // of the latest push
+  std::optional<double> skew_s = {};
 };
 
 class Fleet {
@@ -178,6 +235,7 @@ class Fleet {
   std::string url(WorkerId id) const;
   Role role(WorkerId id) const;
   Health health(WorkerId id) const;
+  Dialect dialect(WorkerId id) const;
   Description description(WorkerId id) const;
 
   // Gives the i-th decode worker cohort i, for i < `cohorts`, and the others none.
@@ -201,12 +259,21 @@ class Fleet {
   // A poll's answer. One without counts changes nothing: what was known grows old.
   void report_load(WorkerId id, const LoadReport& load);
 
+  // A trace that an engine pushed. False: ignored, since it is older than what is known, or of no engine that there is.
+  bool report_trace(WorkerId id, const EngineTrace& trace);
+  // What a poll that was sent at `asked` found, of all engines of the worker.
+  void report_engines(WorkerId id, std::span<const EngineLoad> engines, MonotonicTime asked);
+
   [[nodiscard]] LoadGuard take(WorkerId id, LegLoad load);
+  // The same on one of its engines, where `prefill_tokens` are to be computed. A rank that there is not (any more)
+  // counts for the worker alone.
+  [[nodiscard]] LoadGuard take(EngineRef engine, LegLoad load, int64_t prefill_tokens);
   [[nodiscard]] LoadGuard take(WorkerId id, int64_t requests) { return take(id, LegLoad{.requests = requests}); }
   // What it adds to the load that policies read.
   double unit_of(LegLoad load) const;
 
   Snapshot snapshot(const Query& query) const;
+  EngineSnapshot engine_snapshot(const Query& query) const;
   Serving serving(std::string_view model) const;
   // Models that some worker has named, once each, in order of configuration; up or not.
   std::vector<ServedModel> models() const;
@@ -231,7 +298,16 @@ class Fleet {
     MonotonicTime load_at;
     int64_t in_flight_then = 0;  // of this router, at that poll
     std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
+    std::vector<EngineState> engines;  // at least one
   };
+
+  // fleet/engines.cpp
+  void set_engines(Worker& worker, size_t engines);     // at least so many
+  void resize_engines(Worker& worker, size_t engines);  // exactly so many, and never none
+  policy::TraceState trace_state(const Worker& worker, const EngineState& engine, MonotonicTime now) const;
+  policy::EngineView view_of(const Worker& worker, const EngineState& engine, MonotonicTime now) const;
+  std::optional<double> pressure_load(const Worker& worker, MonotonicTime now) const;
+  std::vector<EngineStatus> engine_status(const Worker& worker) const;
 
   bool set_health(Worker& worker, Health health, std::string problem);
   bool load_known(const Worker& worker, MonotonicTime now) const;
@@ -248,6 +324,7 @@ class Fleet {
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Worker>> workers_;  // by id
   std::vector<WorkerId> members_;                 // ascending: decisions cost nothing for the removed
+  uint64_t engines_made_ = 0;
 };
 
 }  // namespace kindred::fleet

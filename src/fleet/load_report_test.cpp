@@ -70,6 +70,64 @@ TEST(LoadReport, ReadsSglangsLoads) {
   }
 }
 
+TEST(LoadReport, TellsTheEnginesOfMetricsApart) {
+  const LoadReport got = parse_load_metrics(Dialect::kVllm, R"(vllm:num_requests_running{engine="1",m="a"} 4
+vllm:num_requests_running{m="engine=\"7\"",engine="0"} 3
+vllm:num_requests_waiting{engine="0"} 1
+vllm:num_requests_waiting{engine="1"} 0
+vllm:kv_cache_usage_perc{engine="1"} 0.5
+)");
+  ASSERT_EQ(got.engines.size(), 2U);
+  EXPECT_EQ(got.engines[0], (EngineLoad{.rank = 0, .running = 3, .waiting = 1}));
+  EXPECT_EQ(got.engines[1], (EngineLoad{.rank = 1, .running = 4, .waiting = 0, .kv_usage = 0.5}));
+  const LoadReport sglang = parse_load_metrics(
+      Dialect::kSglang, "sglang:num_running_reqs{dp_rank=\"0\"} 2\nsglang:num_queue_reqs{dp_rank=\"0\"} 5\n");
+  EXPECT_EQ(sglang.engines.size(), 1U);
+  // One that tells half, a hole, ranks that are none: no list, while the sums stay.
+  for (const char* more : {"vllm:num_requests_running{engine=\"1\"} 1\n",
+                           "vllm:num_requests_running{engine=\"2\"} 1\nvllm:num_requests_waiting{engine=\"2\"} 1\n"}) {
+    const LoadReport partial =
+        parse_load_metrics(Dialect::kVllm, std::string("vllm:num_requests_running{engine=\"0\"} 1\n"
+                                                       "vllm:num_requests_waiting{engine=\"0\"} 1\n") +
+                                               more);
+    EXPECT_TRUE(partial.engines.empty()) << more;
+    EXPECT_TRUE(partial.requests().has_value());
+  }
+  for (const char* rank : {"64", "-1", "x", "4294967296", ""}) {
+    const std::string label = std::string("{engine=\"") + rank + "\"} 1\n";
+    EXPECT_TRUE(
+        parse_load_metrics(Dialect::kVllm, "vllm:num_requests_running" + label + "vllm:num_requests_waiting" + label)
+            .engines.empty())
+        << rank;
+  }
+}
+
+TEST(LoadReport, ReadsTokensPerRank) {
+  const LoadReport sglang = parse_sglang_loads(
+      R"([{"dp_rank":1,"num_running_reqs":3,"num_waiting_reqs":2,"num_used_tokens":10,"num_total_tokens":70,
+           "max_total_num_tokens":100,"token_usage":0.1},
+          {"dp_rank":0,"num_running_reqs":1,"num_waiting_reqs":0,"num_used_tokens":5,"num_total_tokens":9,
+           "num_waiting_uncached_tokens":3,"max_total_num_tokens":100,"token_usage":7}])");
+  ASSERT_EQ(sglang.engines.size(), 2U);
+  EXPECT_EQ(sglang.engines[0].waiting_prefill_tokens, 3);
+  EXPECT_EQ(sglang.engines[0].kv_usage, 1);
+  EXPECT_EQ(sglang.engines[1].waiting_prefill_tokens, 60);
+  EXPECT_EQ(sglang.engines[1].remaining_prefill_tokens, 0);
+  EXPECT_EQ(sglang.engines[1].kv_used_tokens, 10);
+  EXPECT_EQ(sglang.engines[1].kv_tokens, 100);
+  const LoadReport kindred = parse_sglang_loads(
+      R"({"loads":[{"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":2,
+                    "kindred":{"remaining_prefill_tokens":40,"waiting_prefill_tokens":500}}]})");
+  ASSERT_EQ(kindred.engines.size(), 1U);
+  EXPECT_EQ(kindred.engines[0].remaining_prefill_tokens, 40);
+  EXPECT_EQ(kindred.engines[0].waiting_prefill_tokens, 500);
+  // Ranks given twice or left out are no list of engines; who tells no tokens says so.
+  EXPECT_TRUE(parse_sglang_loads(R"([{"dp_rank":1,"num_running_reqs":3,"num_waiting_reqs":2}])").engines.empty());
+  const LoadReport counts = parse_sglang_loads(R"([{"num_running_reqs":3,"num_waiting_reqs":2}])");
+  ASSERT_EQ(counts.engines.size(), 1U);
+  EXPECT_FALSE(counts.engines[0].waiting_prefill_tokens.has_value());
+}
+
 class LoadAge : public ::testing::Test {
  protected:
   explicit LoadAge(LoadSource source = LoadSource::kPolled)

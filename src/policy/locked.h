@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "policy/decode_policy.h"
+#include "policy/engine_policy.h"
 #include "policy/prefill_policy.h"
 
 namespace kindred::policy {
@@ -44,6 +45,21 @@ class LockedDecode final : public DecodePolicy {
  private:
   std::mutex mutex_;
   const std::unique_ptr<DecodePolicy> policy_;
+};
+
+class LockedEngine final : public EnginePolicy {
+ public:
+  explicit LockedEngine(std::unique_ptr<EnginePolicy> policy) : policy_(std::move(policy)) {}
+
+  std::optional<Decision> choose(std::span<const EngineView> engines, const EngineRequest& request) override {
+    const std::lock_guard lock(mutex_);
+    return policy_->choose(engines, request);
+  }
+  std::string_view name() const override { return policy_->name(); }
+
+ private:
+  std::mutex mutex_;
+  const std::unique_ptr<EnginePolicy> policy_;
 };
 
 }  // namespace kindred::policy

@@ -32,6 +32,7 @@ std::string_view to_string(FallbackReason reason) {
     case FallbackReason::kNoGates: return "no_gates";
     case FallbackReason::kNoLabel: return "no_label";
     case FallbackReason::kTooManyLabels: return "too_many_labels";
+    case FallbackReason::kNoTrace: return "no_trace";
   }
   return "";
 }
@@ -49,6 +50,10 @@ std::string_view to_string(Reason reason) {
     case Reason::kSpill: return "spill";
     case Reason::kEmptyKey: return "empty_key";
     case Reason::kHeld: return "held";
+    case Reason::kPressure: return "pressure";
+    case Reason::kOrdered: return "ordered";
+    case Reason::kLowestKv: return "lowest_kv";
+    case Reason::kAssigned: return "assigned";
   }
   return "";
 }

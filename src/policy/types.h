@@ -44,8 +44,9 @@ enum class FallbackReason {
   kNoGates,               // the cohorts were fitted on gate sums, which the prefill reply does not carry
   kNoLabel,               // domain: the request carries no label
   kTooManyLabels,         // domain: a label beyond those that are remembered
+  kNoTrace,               // pressure: an engine's trace is late, or no engine has one
 };
-inline constexpr size_t kFallbackReasons = 10;
+inline constexpr size_t kFallbackReasons = 11;
 
 // What settled the choice.
 enum class Reason {
@@ -60,6 +61,10 @@ enum class Reason {
   kSpill,     // prefix-hash, domain: the owner is over the load bound; least loaded instead
   kEmptyKey,  // prefix-hash, kv-aware: no prompt to go by; least loaded instead
   kHeld,      // kv-aware: least cost, and it holds some of the prompt
+  kPressure,  // pressure: the lowest score by far
+  kOrdered,   // pressure: in turn, among engines whose scores are close or not known
+  kLowestKv,  // pressure: the KV of another engine is nearly full
+  kAssigned,  // replay: as it was assigned beforehand
 };
 
 std::string_view to_string(TieBreak tie_break);

@@ -13,6 +13,7 @@
 #include "router/models.h"
 #include "router/prefixes.h"
 #include "router/refitter.h"
+#include "router/status_engines.h"
 
 namespace kindred::router {
 namespace {
@@ -33,7 +34,7 @@ Json load_json(const fleet::WorkerStatus& worker) {
   return out;
 }
 
-Json worker_json(const fleet::WorkerStatus& worker) {
+Json worker_json(const Core& core, const fleet::WorkerStatus& worker) {
   Json out = {
       {"url", worker.spec.url},
       {"role", to_string(worker.spec.role)},
@@ -42,6 +43,7 @@ Json worker_json(const fleet::WorkerStatus& worker) {
       {"in_flight", worker.in_flight},
       {"tokens_in_flight", worker.tokens_in_flight},
       {"load", load_json(worker)},
+      {"engines", engines_json(worker)},
       {"dialect", nullptr},
       {"models", worker.description.models},
       {"cohort", nullptr},
@@ -54,6 +56,7 @@ Json worker_json(const fleet::WorkerStatus& worker) {
   if (worker.removed) out["removed"] = true;
   if (worker.draining) out["draining"] = true;
   if (!worker.description.version.empty()) out["version"] = worker.description.version;
+  if (worker.description.dialect == fleet::Dialect::kVllm) out["priority"] = to_string(core.priorities.of(worker.id));
   if (worker.description.dialect == fleet::Dialect::kKindred) {
     out["fingerprint"] = worker.description.fingerprint;
     if (!worker.description.paced.empty()) out["paced"] = worker.description.paced;
@@ -147,6 +150,8 @@ Json decision_json(const Core& core, const DecisionRecord& record) {
       {"similarity", nullptr},
       {"band_size", nullptr},
       {"prompt_tokens", record.prompt_tokens},
+      {"rank", nullptr},
+      {"prefill_tokens", nullptr},
       {"decision_us", record.decision_s * 1e6},
   };
   if (record.prefill_worker) {
@@ -156,6 +161,8 @@ Json decision_json(const Core& core, const DecisionRecord& record) {
   if (record.shadow_worker) out["shadow_worker"] = url(*record.shadow_worker);
   for (const fleet::WorkerId id : record.candidates) out["candidates"].push_back(url(id));
   for (const auto& [id, score] : record.scores) out["scores"][url(id)] = score;
+  if (record.rank) out["rank"] = *record.rank;
+  if (record.prefill_tokens) out["prefill_tokens"] = *record.prefill_tokens;
   if (record.similarity) out["similarity"] = *record.similarity;
   if (record.band_size) out["band_size"] = *record.band_size;
   return out;
@@ -204,7 +211,7 @@ net::Task<void> answer_status(Core& core, Exchange& exchange) {
 
 std::string status_json(const Core& core, size_t decisions) {
   Json workers = Json::array();
-  for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(worker));
+  for (const fleet::WorkerStatus& worker : core.fleet.status()) workers.push_back(worker_json(core, worker));
   Json last = Json::array();
   for (const DecisionRecord& record : core.decisions.newest(decisions)) last.push_back(decision_json(core, record));
   const std::string reason = unserved_reason(core, {});
@@ -218,6 +225,7 @@ std::string status_json(const Core& core, size_t decisions) {
       {"requests_waiting", core.gate->waiting()},
       {"workers", std::move(workers)},
       {"policy", policy_json(core)},
+      {"engine_policy", engine_policy_json(core)},
       {"cohorts", cohorts_json(core)},
       {"refit", refit_json(core)},
       {"prefixes", core.prefixes ? core.prefixes->status() : Json(nullptr)},
@@ -250,7 +258,9 @@ net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
   } else if (experiment) {
     co_await answer_json(exchange, 200, dump(core.experiment->report()));
   } else {
-    std::string body = core.metrics.render(core.fleet);
+    const bool engines = looks_at_engines(exchange.options());
+    std::string body = core.metrics.render(core.fleet, engines);
+    if (engines) body += trace_metrics(core);
     if (core.prefixes) body += core.prefixes->metrics();
     co_await exchange.answer(200, headers_for(exchange, "text/plain; version=0.0.4"), body);
   }

@@ -115,6 +115,10 @@ fleet::FleetOptions fleet_options(const RouterOptions& options) {
   out.breaker.open_ms = options.breaker_open_ms;
   out.breaker.probes = options.breaker_probes;
   out.breaker.slow_start_ms = options.slow_start_ms;
+  out.trace_max_age_ms = options.engines.trace_max_age_ms;
+  out.trace_grace_ms = options.engines.trace_grace_ms;
+  out.pressure = options.engines.policy.pressure;
+  out.dispatch_seed = random_seed();  // two routers must not give one id
   return out;
 }
 
@@ -169,6 +173,13 @@ std::shared_ptr<policy::PrefillPolicy> lock(std::unique_ptr<policy::PrefillPolic
   return std::make_shared<policy::LockedPrefill>(std::move(policy));
 }
 
+Result<std::shared_ptr<policy::EnginePolicy>> make_engine_policy(const EngineOptions& options) {
+  if (!options.on) return std::shared_ptr<policy::EnginePolicy>();
+  auto made = policy::make_engine_policy(options.policy);
+  if (!made) return std::move(made).error();
+  return std::shared_ptr<policy::EnginePolicy>(std::make_shared<policy::LockedEngine>(*std::move(made)));
+}
+
 net::Task<void> run_on(const Loop& loop, net::Task<void> task) {
   co_await net::asio::co_spawn(loop.executor, std::move(task), net::asio::use_awaitable);
 }
@@ -180,6 +191,7 @@ Core::Core(std::span<const net::asio::any_io_executor> executors, const RouterOp
       clock(time),
       fleet(time, fleet_options(options)),
       room(time, options.decode_inflight),
+      traces(fleet),
       export_client(executor, export_options(options)),
       probe_client(executor, probe_options(options)),
       leases(std::make_shared<LeaseKeeper>(executor, time)),
@@ -201,6 +213,7 @@ Result<CorePtr> Core::make(std::span<const net::asio::any_io_executor> executors
   if (!edge) return std::move(edge).error();
   core->edge = *std::move(edge);
   if (Status made = core->prepare_policies(*settings); !made) return std::move(made).error();
+  if (Status made = prepare_engines(*settings); !made) return std::move(made).error();
   if (Status ready = core->prepare_prefixes(*settings); !ready) return std::move(ready).error();
   auto aliases = ModelAliases::parse(given.model_aliases);
   if (!aliases) return std::move(aliases).error();
@@ -283,6 +296,9 @@ Result<fleet::WorkerId> Core::drain_worker(const std::string& url) {
 void Core::drop_worker(fleet::WorkerId id) {
   fleet.remove(id);
   if (prefixes) prefixes->worker_removed(id);
+  if (!std::exchange(workers[id].traces, {}).empty()) traces.remove(id);
+  priorities.set(id, TakesPriority::kUnknown);
+  workers[id].priority_asked = false;
   workers[id].pause->cancel();  // its prober ends
   workers[id].poll_pause->cancel();
 }
@@ -348,6 +364,20 @@ Status Core::prepare_policies(Settings& settings) {
   }
   settings.decode_policy = lock(std::move(with_experts));
   settings.plain_policy = lock(std::move(without));
+  return {};
+}
+
+Status Core::prepare_engines(Settings& settings) {
+  const RouterOptions& options = settings.options;
+  if (options.engines.on && !options.experiment.arms.empty()) {
+    return invalid("engine_policy: not with an experiment, whose prefill policies it would overrule", "engine_policy");
+  }
+  auto policy = make_engine_policy(options.engines);
+  if (!policy) return std::move(policy).error();
+  settings.engine_policy = *std::move(policy);
+  auto sources = parse_trace_sources(options.engines.traces);
+  if (!sources) return std::move(sources).error();
+  settings.traces = *std::move(sources);
   return {};
 }
 

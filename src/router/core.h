@@ -28,6 +28,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "expert/cohorts.h"
+#include "fleet/choose.h"
 #include "fleet/fleet.h"
 #include "fleet/room.h"
 #include "fleet/worker_list.h"
@@ -38,6 +39,8 @@
 #include "router/options.h"
 #include "router/router_metrics.h"
 #include "router/settings.h"
+#include "router/trace_feed.h"
+#include "router/vllm_priority.h"
 
 namespace kindred::router {
 
@@ -110,6 +113,8 @@ class Core {
     bool probed = false;                                  // a prober runs
     std::shared_ptr<net::asio::steady_timer> poll_pause;  // the load poller's
     bool polled = false;
+    std::string traces = {};      // where its engines' traces are read; empty: nowhere
+    bool priority_asked = false;  // in this life of it (router/vllm_priority.h)
     Origin origin = Origin::kConfig;
   };
 
@@ -120,10 +125,13 @@ class Core {
   const Logger log{"router"};
   fleet::Fleet fleet;
   fleet::DecodeRoom room;
-  std::deque<Worker> workers;              // [control] by WorkerId; what is added moves nothing
-  net::HttpClient export_client;           // [control] to the collector of traces
-  net::HttpClient probe_client;            // [control] of its own: checks neither wait for requests nor break theirs
-  std::unique_ptr<Experiment> experiment;  // null: none; the settings' policies refer to it
+  TraceFeed traces;                          // into the fleet
+  Priorities priorities;                     // what vLLM workers make of them
+  Current<fleet::EngineChoice> last_engine;  // the last decision of an engine policy, for status pages
+  std::deque<Worker> workers;                // [control] by WorkerId; what is added moves nothing
+  net::HttpClient export_client;             // [control] to the collector of traces
+  net::HttpClient probe_client;              // [control] of its own: checks neither wait for requests nor break theirs
+  std::unique_ptr<Experiment> experiment;    // null: none; the settings' policies refer to it
   std::map<size_t, std::vector<fleet::WantedWorker>> kubernetes_workers;  // [control] by the service's place
   std::unique_ptr<ConfigSource> config;  // null: there is none to read again; what it does is [control]
   std::shared_ptr<Refitter> refitter;    // null: off
@@ -142,6 +150,7 @@ class Core {
   Status load_cohorts(const RouterOptions& options);
   Status prepare_refit(const Settings& settings);
   Status prepare_policies(Settings& settings);
+  static Status prepare_engines(Settings& settings);
   Status put_shadow(const policy::DecodePolicyOptions& of, std::unique_ptr<policy::DecodePolicy>& with_experts,
                     std::unique_ptr<policy::DecodePolicy>& without);
   Status prepare_prefixes(const Settings& settings);
@@ -180,6 +189,8 @@ fleet::FleetOptions fleet_options(const RouterOptions& options);
 using DecodePolicies = std::pair<std::unique_ptr<policy::DecodePolicy>, std::unique_ptr<policy::DecodePolicy>>;
 std::shared_ptr<policy::DecodePolicy> lock(std::unique_ptr<policy::DecodePolicy> policy);
 std::shared_ptr<policy::PrefillPolicy> lock(std::unique_ptr<policy::PrefillPolicy> policy);
+// Null where the options want none.
+Result<std::shared_ptr<policy::EnginePolicy>> make_engine_policy(const EngineOptions& options);
 // The policy, and the one for workers whose experts are not known.
 Result<DecodePolicies> make_decode_policies(const policy::DecodePolicyOptions& options);
 // The workers that the options name, in their order; returns all that is wrong with them.

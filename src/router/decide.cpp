@@ -35,8 +35,7 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   out.request_id = exchange.id;
   out.unix_s = core.clock.unix_seconds();
   out.model = exchange.model;
-  out.prefill_worker = ask.prefill_worker;
-  out.prefill_reason = policy::to_string(ask.prefill_reason);
+  note_prefill(ask.prefill, out);
   out.decode_worker = snapshot.ids[decision->worker];
   out.policy = decision->policy;
   out.reason = policy::to_string(decision->reason);
@@ -62,17 +61,33 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   return snapshot.ids[decision->worker];
 }
 
-std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
-                                            std::span<const fleet::WorkerId> exclude) {
+void note_prefill(const PromptTarget& prefill, DecisionRecord& record) {
+  record.prefill_worker = prefill.worker;
+  record.prefill_reason = policy::to_string(prefill.reason);
+  if (!prefill.rank) return;
+  record.rank = prefill.rank;
+  record.prefill_tokens = static_cast<uint64_t>(prefill.prefill_tokens);
+}
+
+std::optional<PromptTarget> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
+                                           std::span<const fleet::WorkerId> exclude) {
+  const fleet::LegLoad load = prefill_load(exchange.scan);
+  if (exchange.settings->engine_policy) {
+    const auto target = decide_engine(core, exchange, Role::kPrefill, dialect, exclude, load);
+    if (target && exchange.notes.watched) exchange.notes.prefill_worker = core.endpoint(target->worker).url();
+    return target;
+  }
   const MonotonicTime begun = core.clock.now();
-  fleet::Ask ask = ask_of(exchange, prefill_load(exchange.scan), exclude);
+  fleet::Ask ask = ask_of(exchange, load, exclude);
   ask.dialect = dialect;
   const auto choice = fleet::choose_prefill(core.fleet, *exchange.settings->prefill_policy, ask);
   if (!choice) return std::nullopt;
   sent_to(core, exchange, choice->worker, /*computes=*/true);
   core.metrics.prefill_decision_s.observe(seconds_between(begun, core.clock.now()));
-  exchange.notes.prefill_worker = core.endpoint(choice->worker).url();
-  return PrefillChoice{choice->worker, choice->decision.reason};
+  if (exchange.notes.watched) exchange.notes.prefill_worker = core.endpoint(choice->worker).url();
+  return PromptTarget{.worker = choice->worker,
+                      .reason = choice->decision.reason,
+                      .prefill_tokens = static_cast<double>(prompt_tokens_of(exchange.scan))};
 }
 
 }  // namespace kindred::router

@@ -9,6 +9,7 @@
 
 #include "expert/counts.h"
 #include "fleet/choose.h"
+#include "router/engine_leg.h"
 #include "router/exchange.h"
 
 namespace kindred::router {
@@ -17,8 +18,7 @@ namespace kindred::router {
 fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const fleet::WorkerId> exclude);
 
 struct DecodeAsk {
-  fleet::WorkerId prefill_worker = 0;
-  policy::Reason prefill_reason = policy::Reason::kLeastLoaded;
+  PromptTarget prefill;
   std::string_view fingerprint;  // of the prefill worker
   std::span<const fleet::WorkerId> exclude = {};
   fleet::LegLoad load = {};
@@ -29,12 +29,12 @@ struct DecodeAsk {
 // No value: no decode worker is available.
 std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask);
 
-struct PrefillChoice {
-  fleet::WorkerId worker = 0;
-  policy::Reason reason = policy::Reason::kLeastLoaded;
-};
-// Of the workers of `dialect` that have a decode worker to pair with.
-std::optional<PrefillChoice> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
-                                            std::span<const fleet::WorkerId> exclude);
+// What the decision log has of the prefill worker.
+void note_prefill(const PromptTarget& prefill, DecisionRecord& record);
+
+// Of the workers of `dialect` that have a decode worker to pair with: by the engine policy if there is one, else by the
+// prefill policy.
+std::optional<PromptTarget> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
+                                           std::span<const fleet::WorkerId> exclude);
 
 }  // namespace kindred::router

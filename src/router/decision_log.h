@@ -31,6 +31,10 @@ struct DecisionRecord {
   std::optional<float> similarity;                        // of the worker chosen
   std::optional<size_t> band_size;
   uint64_t prompt_tokens = 0;  // 0: not known
+  // Of the worker that computed the prompt, where an engine policy chose: the engine, and what of the prompt it had to
+  // compute, as far as is known.
+  std::optional<uint32_t> rank;
+  std::optional<uint64_t> prefill_tokens;
   double decision_s = 0;
 };
 

@@ -14,10 +14,6 @@ constexpr std::string_view kPrivatePrefix = "x-kindred-";
 constexpr std::array<std::string_view, 5> kFraming = {"Host", "Content-Length", "Transfer-Encoding", "Expect",
                                                       kRequestIdHeader};
 
-// With it vLLM runs a request on the data-parallel rank that it names, whatever the balance between ranks: like the
-// body's `data_parallel_rank`, nothing that a client may choose.
-constexpr std::string_view kRankHeader = "X-data-parallel-rank";
-
 bool is_private(std::string_view name) {
   if (net::equals_ignore_case(name, kRankHeader)) return true;
   return name.size() > kPrivatePrefix.size() &&

@@ -16,6 +16,10 @@ inline constexpr std::string_view kRequestIdHeader = "X-Request-Id";
 // The label that the decode policy `domain` goes by. The client's; workers do not get it.
 inline constexpr std::string_view kDomainHeader = "X-Kindred-Domain";
 
+// With it vLLM and kindred workers run a request on the data-parallel engine that it names, whatever the balance
+// between them: like the body's `data_parallel_rank`, nothing that a client may choose.
+inline constexpr std::string_view kRankHeader = "X-data-parallel-rank";
+
 // Empty without one. Error: kInvalid, naming the header: longer than policy::kMaxLabelBytes, or not
 // printable ASCII.
 Result<std::string> domain_label(const net::Headers& from_client);

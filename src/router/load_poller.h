@@ -1,5 +1,5 @@
-// Asks each worker that is up for its own view of its load, once per interval: /metrics, or /v1/loads on
-// SGLang. What cannot be had is not reported, and so grows old in the fleet.
+// Asks each worker that is up for its own view of its load and its engines', once per interval: /metrics, or /v1/loads
+// on SGLang and kindred workers. What cannot be had is not reported, and so grows old in the fleet.
 //
 // Thread-safety: confined to the control loop (router/core.h).
 #pragma once

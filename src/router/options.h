@@ -11,6 +11,7 @@
 #include "policy/decode_policy.h"
 #include "policy/prefill_policy.h"
 #include "router/edge_options.h"
+#include "router/engine_options.h"
 #include "router/experiment_options.h"
 #include "router/kv_options.h"
 
@@ -41,6 +42,7 @@ struct RouterOptions {
 
   policy::PrefillPolicyOptions prefill_policy;
   policy::DecodePolicyOptions decode_policy;
+  EngineOptions engines;                                     // a policy that takes the place of prefill_policy
   KvOptions kv;                                              // for policies that ask what workers hold
   ExperimentOptions experiment;                              // policies that take turns, instead of those above
   std::optional<policy::DecodePolicyOptions> shadow_policy;  // decides and is logged, does not act

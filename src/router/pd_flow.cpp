@@ -29,7 +29,7 @@ net::Task<void> PdFlow::run() {
       co_await send_finished();
       co_return;
     }
-    lease_.emplace(core_, exchange_.loop, prefill_worker_, reply_->lease_id, reply_->lease_ttl_ms);
+    lease_.emplace(core_, exchange_.loop, prefill_.worker, reply_->lease_id, reply_->lease_ttl_ms);
     if (streams()) {
       const bool sent = co_await send_first();
       if (!sent) {
@@ -50,36 +50,25 @@ net::Task<PdFlow::Step> PdFlow::prefill() {
   failure_ = {.error = no_worker(
                   fmt::format("no prefill worker with a matching decode worker is up for '{}'", exchange_.model))};
   for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
-    const std::optional<fleet::WorkerId> worker = choose_prefill();
-    if (!worker) break;
+    const auto target = decide_prefill(*core_, exchange_, fleet::Dialect::kKindred, tried_prefill_);
+    if (!target) break;
     if (attempt > 0) core_->metrics.retried("prefill");
-    tried_prefill_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, prefill_load(exchange_.scan));
-    const Step step = co_await prefill_leg(*worker);
+    tried_prefill_.push_back(target->worker);
+    fleet::LoadGuard guard = take(*core_, *target, prefill_load(exchange_.scan));
+    const Step step = co_await prefill_leg(*target, guard);
     if (step != Step::kRetry) co_return step;
   }
   co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 
-std::optional<fleet::WorkerId> PdFlow::choose_prefill() {
-  const MonotonicTime begun = core_->clock.now();
-  fleet::Ask ask = ask_of(exchange_, prefill_load(exchange_.scan), tried_prefill_);
-  ask.dialect = fleet::Dialect::kKindred;
-  const auto choice = fleet::choose_prefill(core_->fleet, *exchange_.settings->prefill_policy, ask);
-  if (!choice) return std::nullopt;
-  prefill_reason_ = choice->decision.reason;
-  if (exchange_.notes.watched) exchange_.notes.prefill_worker = core_->endpoint(choice->worker).url();
-  core_->metrics.prefill_decision_s.observe(seconds_between(begun, core_->clock.now()));
-  sent_to(*core_, exchange_, choice->worker, /*computes=*/true);
-  return choice->worker;
-}
-
-net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
+net::Task<PdFlow::Step> PdFlow::prefill_leg(const PromptTarget& target, fleet::LoadGuard& guard) {
+  const fleet::WorkerId worker = target.worker;
   ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
   if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
   net::RequestHead head = worker_head(exchange_);
   head.headers.set("X-Kindred-Leg", "prefill");
+  add_engine_headers(*core_, target, guard, head);
   const std::array<std::string_view, 1> parts = {exchange_.request.body};
   net::RequestDeadlines deadlines;
   deadlines.head_ms = exchange_.options().prefill_deadline_ms;
@@ -95,6 +84,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
+  guard.answered();
   const std::string* type = got.headers.find("Content-Type");
   if (type == nullptr || !type->starts_with(kPrefillContentType)) {
     failure_ = {.error = bad_worker_reply("the prefill worker's reply is not of the kindred dialect")};
@@ -110,7 +100,7 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(fleet::WorkerId worker) {
   }
   core_->worker_completed(worker);
   reply_.emplace(*std::move(reply));
-  prefill_worker_ = worker;
+  prefill_ = target;
   exchange_.notes.usage.prompt_tokens = reply_->prompt_tokens;
   counts_read_ = false;
   counts_.reset();
@@ -177,7 +167,7 @@ const expert::ExpertCounts* PdFlow::counts() {
       if (core_->refitter) core_->refitter->observe(reply_->fingerprint, counts_);
     } else {
       core_->metrics.bad_counts.add();
-      core_->log.warn("{}: expert counts: {}", core_->endpoint(prefill_worker_).url(), read.error().message);
+      core_->log.warn("{}: expert counts: {}", core_->endpoint(prefill_.worker).url(), read.error().message);
     }
   }
   return counts_.get();
@@ -215,8 +205,7 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
   out.request_id = exchange_.id;
   out.unix_s = core_->clock.unix_seconds();
   out.model = exchange_.model;
-  out.prefill_worker = prefill_worker_;
-  out.prefill_reason = policy::to_string(prefill_reason_);
+  note_prefill(prefill_, out);
   out.decode_worker = snapshot.ids[decision.worker];
   out.policy = decision.policy;
   out.reason = policy::to_string(decision.reason);
@@ -247,7 +236,7 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
 net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_restart) {
   ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
   if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
-  if (handoff_.empty()) handoff_ = reply_->handoff(core_->endpoint(prefill_worker_).url());
+  if (handoff_.empty()) handoff_ = reply_->handoff(core_->endpoint(prefill_.worker).url());
   net::RequestHead head = worker_head(exchange_);
   head.headers.set("X-Kindred-Leg", "decode");
   head.headers.set("X-Kindred-Handoff-Bytes", fmt::format("{}", handoff_.size()));

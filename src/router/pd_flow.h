@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "expert/counts.h"
+#include "router/engine_leg.h"
 #include "router/exchange.h"
 #include "router/lease.h"
 #include "router/prefill_reply.h"
@@ -35,8 +36,7 @@ class PdFlow {
   };
 
   net::Task<Step> prefill();
-  std::optional<fleet::WorkerId> choose_prefill();
-  net::Task<Step> prefill_leg(fleet::WorkerId worker);
+  net::Task<Step> prefill_leg(const PromptTarget& target, fleet::LoadGuard& guard);
   net::Task<Step> send_finished();
   net::Task<bool> send_first();
 
@@ -60,8 +60,7 @@ class PdFlow {
   std::vector<fleet::WorkerId> tried_prefill_, tried_decode_;
   LegFailure failure_;  // of the last leg that did not work
 
-  fleet::WorkerId prefill_worker_ = 0;
-  policy::Reason prefill_reason_ = policy::Reason::kLeastLoaded;
+  PromptTarget prefill_;
   std::optional<PrefillReply> reply_;
   std::optional<LeaseHold> lease_;
   std::string handoff_;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "router/engine_leg.h"
 #include "router/exchange.h"
 
 namespace kindred::router {
@@ -19,11 +20,15 @@ class PlainFlow {
   net::Task<void> run();
 
  private:
-  std::optional<fleet::WorkerId> choose();
+  // By the engine policy if there is one, else by the prefill or decode policy (fleet/choose.h).
+  std::optional<PromptTarget> choose();
+  std::optional<fleet::WorkerId> choose_worker(DecisionRecord& record);
 
   CorePtr core_;
   Exchange& exchange_;
   Role role_;
+  bool by_engine_;            // the request is work for an engine, and a policy for them is in force
+  std::string changed_body_;  // what the worker gets, where it is not the client's own
   std::vector<fleet::WorkerId> tried_;
 };
 

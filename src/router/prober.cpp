@@ -5,6 +5,7 @@
 #include "fleet/describe.h"
 #include "router/load_poller.h"
 #include "router/prefixes.h"
+#include "router/status_engines.h"
 
 namespace kindred::router {
 namespace {
@@ -95,12 +96,33 @@ net::Task<bool> introspect(Core& core, fleet::WorkerId worker, fleet::Descriptio
   co_return true;
 }
 
+// Its engines' traces are read where it publishes them, from now on and for as long as anybody goes by them. One that
+// is down may come back, and is heard again then.
+void follow_traces(Core& core, fleet::WorkerId worker) {
+  const SettingsPtr settings = core.settings();
+  const RouterOptions& options = settings->options;
+  std::string endpoint;
+  if (looks_at_engines(options)) {
+    endpoint = trace_endpoint(settings->traces, core.endpoint(worker), core.fleet.description(worker).traces);
+  }
+  std::string& now = core.workers[worker].traces;
+  if (endpoint == now) return;
+  if (endpoint.empty()) {
+    core.traces.remove(worker);
+  } else if (Status added = core.traces.add(worker, endpoint); !added) {
+    core.log.warn("{}: traces: {}", core.endpoint(worker).url(), added.error().message);
+  }
+  now = std::move(endpoint);  // also where it could not be used, or each check would complain
+}
+
 net::Task<void> probe_loop(CorePtr core, fleet::WorkerId worker) {
   const auto pause = core->workers[worker].pause;
   const auto over = [&] { return core->closing.cancelled() || core->fleet.removed(worker); };
   while (!over()) {
     co_await probe(*core, worker);
     if (over()) break;
+    follow_traces(*core, worker);
+    find_out_priority(core, worker);
     pause->expires_after(core->settings()->options.health_interval_ms);
     co_await pause->async_wait(net::kNoThrow);
   }

@@ -35,6 +35,7 @@ void check_fixed(const RouterOptions& now, const RouterOptions& next, std::vecto
   fixed(now.kubernetes_api == next.kubernetes_api, "kubernetes_api");
   fixed(now.kubernetes_token_file == next.kubernetes_token_file, "kubernetes_token_file");
   // Policies that take turns or have a shadow are made together; what they ask of workers is set up at the start.
+  if (!now.experiment.arms.empty()) fixed(now.engines.on == next.engines.on, "engine_policy");
   fixed(now.experiment.arms.size() == next.experiment.arms.size(), "experiment");
   fixed(now.shadow_policy.has_value() == next.shadow_policy.has_value(), "shadow_policy");
   if (!now.experiment.arms.empty() || now.shadow_policy) {
@@ -76,6 +77,8 @@ void check_fixed_edge(const EdgeOptions& now, const EdgeOptions& next, std::vect
 struct NewParts {
   std::unique_ptr<policy::PrefillPolicy> prefill;
   std::unique_ptr<policy::DecodePolicy> decode, plain;
+  std::shared_ptr<policy::EnginePolicy> engine;
+  TraceSources traces;
   ModelAliases aliases;
   RetryStatuses retry_on;
   std::vector<fleet::WantedWorker> workers;
@@ -97,6 +100,10 @@ NewParts make_parts(const CorePtr& core, const RouterOptions& next, std::vector<
         fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", out.decode->name()),
         "refit"));
   }
+  if (auto made = make_engine_policy(next.engines)) out.engine = *std::move(made);
+  else note(std::move(made).error(), "engine_policy");
+  if (auto made = parse_trace_sources(next.engines.traces)) out.traces = *std::move(made);
+  else note(std::move(made).error());
   if (auto made = ModelAliases::parse(next.model_aliases)) out.aliases = *std::move(made);
   else note(std::move(made).error());
   if (auto made = RetryStatuses::parse(next.retry_on)) out.retry_on = *made;
@@ -121,6 +128,11 @@ std::vector<Error> apply_options(const CorePtr& core, RouterOptions next) {
     settings->decode_policy = lock(std::move(parts.decode));
     settings->plain_policy = lock(std::move(parts.plain));
   }
+  const EngineOptions& engines = now->options.engines;
+  if (next.engines.on != engines.on || next.engines.policy != engines.policy) {
+    settings->engine_policy = std::move(parts.engine);
+  }
+  settings->traces = std::move(parts.traces);
   settings->aliases = std::move(parts.aliases);
   settings->retry_on = parts.retry_on;
   settings->options = std::move(next);

@@ -8,6 +8,7 @@
 #include <boost/asio/execution/context.hpp>
 #include <boost/asio/execution_context.hpp>
 #include <boost/asio/query.hpp>
+#include <charconv>
 
 namespace kindred::router {
 namespace {
@@ -36,6 +37,7 @@ enum Seen : unsigned {
   kMaxCompletionTokens = 16,
   kPrompt = 32,
   kMessages = 64,
+  kPriority = 128,
 };
 
 static_assert(simdjson::SIMDJSON_PADDING <= 64, "net::kBodyPadding is what request bodies carry");
@@ -142,6 +144,7 @@ class Scanner {
     if (key == "max_completion_tokens") return take_count(key, kMaxCompletionTokens, value, max_completion_tokens_);
     if (key == "prompt") return take_span(key, kPrompt, value, prompt_);
     if (key == "messages") return take_span(key, kMessages, value, messages_);
+    if (key == "priority") return take_priority(value);
     // Vendor fields, whose types are the worker's to judge.
     if (key == "return_expert_counts" || key == "return_expert_gates") {
       bool wants = false;
@@ -188,6 +191,23 @@ class Scanner {
     }
     out = static_cast<uint64_t>(number);
     return {};
+  }
+
+  // The worker judges what it is, but vLLM's scheduler would fail on what is no int64.
+  Status take_priority(ondemand::value value) {
+    if (Status first = once("priority", kPriority); !first) return first;
+    const ondemand::json_type type = value.type().value_unsafe();
+    out_.has_priority = type != ondemand::json_type::null;
+    if (type == ondemand::json_type::number) {
+      const std::string_view text = trimmed(value.raw_json_token());
+      int64_t number = 0;
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+      if (error == std::errc::result_out_of_range && text.find_first_of(".eE") == std::string_view::npos) {
+        return invalid(fmt::format("'priority' is {}; accepted: {} to {}", text.substr(0, 32), INT64_MIN, INT64_MAX),
+                       "priority");
+      }
+    }
+    return check(walk(value, 2));
   }
 
   Status take_span(std::string_view key, unsigned bit, ondemand::value value, std::string_view& out) {

@@ -20,6 +20,7 @@ struct RequestScan {
   bool stream = false;
   uint64_t n = 1;
   std::optional<uint64_t> max_tokens;  // or max_completion_tokens, which wins
+  bool has_priority = false;           // `priority` is there, and not null
   bool wants_counts = false;           // `return_expert_counts` or `return_expert_gates` is true
   // The raw JSON text of `messages`, else of `prompt`: what prefix affinity looks at. Points into the body.
   std::string_view prompt;
@@ -30,8 +31,9 @@ struct RequestScan {
 //
 // Errors: kInvalid with `field` named where one is at fault. Refused: what is not a JSON object; a
 // field above of the wrong type or given twice (parsers differ in which of two wins, so the router
-// and the worker might act on different ones); nesting deeper than 128; and at top level, however its
-// name is spelled, any field with which a client could steer the transfer of KV between workers.
+// and the worker might act on different ones); a `priority` that is a whole number beyond int64; nesting deeper than
+// 128; and at top level, however its name is spelled, any field with which a client could steer the transfer of KV
+// between workers.
 Result<RequestScan> scan_request(std::string_view body, size_t capacity_bytes);
 
 // The same with memory that it keeps from one body to the next, as far as that is worth keeping: a parser's index

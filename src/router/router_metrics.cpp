@@ -103,6 +103,18 @@ void RouterMetrics::fell_back(policy::FallbackReason reason) {
   if (Counter* counter = fallbacks_[static_cast<size_t>(reason)]; counter != nullptr) counter->add();
 }
 
+void RouterMetrics::engine_decided(policy::Reason reason) {
+  const auto at = static_cast<size_t>(reason);
+  Counter* counter = at < engine_decisions_.size() ? engine_decisions_[at].load(std::memory_order_acquire) : nullptr;
+  if (counter == nullptr) {
+    // Two threads may both come here: the registry gives them the same.
+    counter = &registry_.counter("kindred_router_engine_decisions_total", "Choices of an engine, by what settled them.",
+                                 {{"reason", std::string(policy::to_string(reason))}});
+    if (at < engine_decisions_.size()) engine_decisions_[at].store(counter, std::memory_order_release);
+  }
+  counter->add();
+}
+
 void RouterMetrics::membership_error(std::string_view source) {
   registry_
       .counter("kindred_router_membership_errors_total",
@@ -128,7 +140,25 @@ void RouterMetrics::shadow_decided(const policy::ShadowVerdict& verdict) {
       .observe(verdict.took_s);
 }
 
-std::string RouterMetrics::render(const fleet::Fleet& fleet) {
+void RouterMetrics::render_engine(const fleet::WorkerStatus& worker, const fleet::EngineStatus& engine) {
+  const Labels labels = {{"engine", fmt::to_string(engine.rank)}, {"worker", worker.spec.url}};
+  const auto set = [&](std::string_view name, std::string_view help, double value) {
+    registry_.gauge(name, help, labels).set(value);
+  };
+  const bool fresh = engine.trace == policy::TraceState::kFresh;
+  set("kindred_router_engine_trace_fresh", "1 if what the engine said last is young enough to be used.", fresh ? 1 : 0);
+  if (engine.trace_age_s >= 0) {
+    set("kindred_router_engine_trace_age_seconds", "Age of what the engine said last.", engine.trace_age_s);
+  }
+  set("kindred_router_engine_score", "Pressure of an engine, in tokens, without the request's own; 0 without a trace.",
+      fresh ? engine.pressure.score() : 0);
+  set("kindred_router_engine_compensation_tokens",
+      "Prompt tokens sent to an engine that its trace does not include yet.", engine.view.compensation_tokens);
+  set("kindred_router_engine_in_flight", "Requests of this router at an engine; n choices count n.",
+      engine.view.in_flight);
+}
+
+std::string RouterMetrics::render(const fleet::Fleet& fleet, bool engines) {
   // The removed too, or their last figures would stand for ever.
   for (const fleet::WorkerStatus& worker : fleet.status(/*all=*/true)) {
     const Labels labels = {{"role", std::string(to_string(worker.spec.role))}, {"worker", worker.spec.url}};
@@ -146,6 +176,8 @@ std::string RouterMetrics::render(const fleet::Fleet& fleet) {
         .gauge("kindred_router_breaker_open",
                "1 while the worker's requests failed in a row and none has succeeded since.", labels)
         .set(worker.breaker == fleet::BreakerState::kClosed ? 0 : 1);
+    if (!engines) continue;
+    for (const fleet::EngineStatus& engine : worker.engines) render_engine(worker, engine);
   }
   return registry_.render();
 }

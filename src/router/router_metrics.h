@@ -33,16 +33,21 @@ class RouterMetrics {
   void request_done(Outcome outcome, int status);
   void retried(std::string_view leg);
   void fell_back(policy::FallbackReason reason);
+  void engine_decided(policy::Reason reason);
   void shadow_decided(const policy::ShadowVerdict& verdict);
   void membership_error(std::string_view source);
   void reloaded(bool accepted);
 
   // With the gauges of the workers as they are now.
-  std::string render(const fleet::Fleet& fleet);
+  // `engines`: of their engines, too.
+  std::string render(const fleet::Fleet& fleet, bool engines = false);
 
  private:
+  void render_engine(const fleet::WorkerStatus& worker, const fleet::EngineStatus& engine);
+
   Registry registry_;  // first: the references below are into it
   std::array<Counter*, policy::kFallbackReasons> fallbacks_{};
+  std::array<std::atomic<Counter*>, 32> engine_decisions_{};  // by reason, once they exist
   // Of request_done(), once they exist: [outcome][status - kLeastStatus].
   static constexpr size_t kOutcomes = 6, kLeastStatus = 100, kStatuses = 500;
   std::array<std::array<std::atomic<Counter*>, kStatuses>, kOutcomes> done_{};

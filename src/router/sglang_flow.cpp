@@ -42,7 +42,7 @@ bool is_batch(std::string_view prompt) {
 }
 
 net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId worker, std::string_view body,
-                            std::shared_ptr<Sibling> sibling) {
+                            std::shared_ptr<Sibling> sibling, fleet::LoadGuard& guard) {
   const auto fail = [&](LegFailure failure) {
     sibling->failed = true;
     sibling->failure = std::move(failure);
@@ -71,6 +71,7 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
           error = std::move(piece).error();
           break;
         }
+        guard.answered();  // a stream's head comes before its prompt is computed
         if (piece->empty()) break;
       }
       if (error.message.empty()) core->worker_completed(worker);
@@ -88,11 +89,17 @@ net::Task<void> prefill_leg(CorePtr core, Exchange& exchange, fleet::WorkerId wo
 
 }  // namespace
 
-Result<std::string> sglang_body(std::string_view body, std::string_view bootstrap_host, uint16_t bootstrap_port,
-                                uint64_t room) {
-  const std::string host = json_string(bootstrap_host), port = fmt::to_string(bootstrap_port),
-                    number = fmt::to_string(room);
-  return splice(body, {{"bootstrap_host", host}, {"bootstrap_port", port}, {"bootstrap_room", number}});
+Result<std::string> sglang_body(std::string_view body, const SglangMeeting& meeting, bool prefill) {
+  const std::string host = json_string(meeting.host), port = fmt::to_string(meeting.port),
+                    number = fmt::to_string(meeting.room), rank = fmt::to_string(meeting.prefill_rank.value_or(0));
+  std::vector<Edit> edits = {{"bootstrap_host", host}, {"bootstrap_port", port}, {"bootstrap_room", number}};
+  if (meeting.prefill_rank) edits.push_back({prefill ? "routed_dp_rank" : "disagg_prefill_dp_rank", rank});
+  return splice(body, edits);
+}
+
+uint64_t room_of_rank(uint64_t room, uint32_t rank, size_t engines) {
+  const uint64_t first = room - room % engines;
+  return (first >= engines && room % engines < rank ? first - engines : first) + rank;
 }
 
 net::Task<void> SglangFlow::run() {
@@ -113,8 +120,7 @@ net::Task<void> SglangFlow::run() {
     if (!prefill && attempt > 0) prefill = decide_prefill(*core_, exchange_, fleet::Dialect::kSglang, {});
     if (!prefill) break;
     const fleet::Description said = core_->fleet.description(prefill->worker);
-    DecodeAsk ask = {.prefill_worker = prefill->worker,
-                     .prefill_reason = prefill->reason,
+    DecodeAsk ask = {.prefill = *prefill,
                      .fingerprint = said.fingerprint,
                      .exclude = tried_decode,
                      .load = whole_load(exchange_.scan)};
@@ -125,31 +131,41 @@ net::Task<void> SglangFlow::run() {
     if (attempt > 0) core_->metrics.retried("pair");
     tried_prefill.push_back(prefill->worker);
     tried_decode.push_back(*decode);
-    const Result<std::string> body = sglang_body(exchange_.request.body, core_->endpoint(prefill->worker).host,
-                                                 said.bootstrap_port, core_->new_room());
-    if (!body) {  // the scanner refuses what cannot be spliced; if ever not, the request fails and not the router
-      failure_ = {.error = api_error(body.error())};
-      break;
-    }
-    const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
     const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
     const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);
-    const bool done = co_await run_pair(prefill->worker, *decode, *body);
+    const bool done = co_await run_pair(*prefill, *decode, said.bootstrap_port);
     if (done) co_return;
   }
   co_await exchange_.fail(std::move(failure_));
 }
 
-net::Task<bool> SglangFlow::run_pair(fleet::WorkerId prefill, fleet::WorkerId decode, std::string_view body) {
+net::Task<bool> SglangFlow::run_pair(const PromptTarget& prefill, fleet::WorkerId decode, uint16_t bootstrap_port) {
+  SglangMeeting meeting = {
+      .host = core_->endpoint(prefill.worker).host, .port = bootstrap_port, .room = core_->new_room()};
+  if (prefill.pinned()) {
+    meeting.prefill_rank = prefill.rank;
+    meeting.room = room_of_rank(meeting.room, *prefill.rank, prefill.engines);
+  }
+  const Result<std::string> body = sglang_body(exchange_.request.body, meeting, /*prefill=*/true);
+  if (!body) {  // the scanner refuses what cannot be spliced; if ever not, the request fails and not the router
+    failure_ = {.error = api_error(body.error())};
+    co_return false;
+  }
+  // One for both, unless a rank tells them apart.
+  std::string decode_text;
+  if (meeting.prefill_rank) decode_text = *sglang_body(exchange_.request.body, meeting, /*prefill=*/false);
+  const std::string_view decode_body = meeting.prefill_rank ? decode_text : *body;
+  fleet::LoadGuard guard = take(*core_, prefill, prefill_load(exchange_.scan));
   const auto executor = co_await net::asio::this_coro::executor;
   const auto sibling = std::make_shared<Sibling>(executor);
   const auto client_left = exchange_.request.cancel.on_cancel([sibling] {
     sibling->cancel_decode.cancel();
     sibling->cancel_prefill.cancel();
   });
-  net::asio::co_spawn(executor, prefill_leg(core_, exchange_, prefill, body, sibling), net::asio::detached);
+  net::asio::co_spawn(executor, prefill_leg(core_, exchange_, prefill.worker, *body, sibling, guard),
+                      net::asio::detached);
   WholeLeg leg(core_, exchange_, "the decode worker", "decode");
-  const bool done = co_await leg.run(decode, worker_head(exchange_), body, sibling->cancel_decode.token());
+  const bool done = co_await leg.run(decode, worker_head(exchange_), decode_body, sibling->cancel_decode.token());
   // The answer is there, or there will be none: either way nobody needs the prefill leg. It refers to what is
   // ours, so its end is waited for; closing its connection ends it.
   sibling->cancel_prefill.cancel();

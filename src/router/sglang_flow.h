@@ -7,7 +7,10 @@
 // Thread-safety: none; one object per request, which must outlive run().
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "router/decide.h"
 #include "router/exchange.h"
@@ -22,15 +25,26 @@ class SglangFlow {
 
  private:
   // True: the client has its answer, or is gone.
-  net::Task<bool> run_pair(fleet::WorkerId prefill, fleet::WorkerId decode, std::string_view body);
+  net::Task<bool> run_pair(const PromptTarget& prefill, fleet::WorkerId decode, uint16_t bootstrap_port);
 
   CorePtr core_;
   Exchange& exchange_;
   LegFailure failure_;
 };
 
-// Error: kInvalid, for what is no JSON object.
-Result<std::string> sglang_body(std::string_view body, std::string_view bootstrap_host, uint16_t bootstrap_port,
-                                uint64_t room);
+// Where the two find each other, and, where the prefill worker's engine is pinned, which one it is.
+struct SglangMeeting {
+  std::string_view host;
+  uint16_t port = 0;
+  uint64_t room = 0;
+  std::optional<uint32_t> prefill_rank = {};
+};
+
+// The body of one leg. The prefill worker is told its own rank as `routed_dp_rank`, the decode worker where the KV is
+// as `disagg_prefill_dp_rank`. Error: kInvalid, for what is no JSON object.
+Result<std::string> sglang_body(std::string_view body, const SglangMeeting& meeting, bool prefill);
+
+// The room nearest below from which servers that know neither field find the rank: room modulo the number of engines.
+uint64_t room_of_rank(uint64_t room, uint32_t rank, size_t engines);
 
 }  // namespace kindred::router

@@ -32,16 +32,19 @@ uint64_t prompt_tokens(std::string_view reply) {
 
 }  // namespace
 
-Result<std::string> vllm_prefill_body(std::string_view body) {
-  return splice(body, {{"stream", "false"},
-                       {"max_tokens", "1"},
-                       {"max_completion_tokens", "1", /*add=*/false},
-                       {"stream_options", std::nullopt},
-                       {"min_tokens", std::nullopt},
-                       {"n", std::nullopt},
-                       {"best_of", std::nullopt},
-                       {"echo", std::nullopt},
-                       {kParams, kAskForTransfer}});
+Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority) {
+  std::vector<Edit> edits = {{"stream", "false"},
+                             {"max_tokens", "1"},
+                             {"max_completion_tokens", "1", /*add=*/false},
+                             {"stream_options", std::nullopt},
+                             {"min_tokens", std::nullopt},
+                             {"n", std::nullopt},
+                             {"best_of", std::nullopt},
+                             {"echo", std::nullopt},
+                             {kParams, kAskForTransfer}};
+  const std::string number = priority ? fmt::to_string(*priority) : std::string();
+  if (priority) edits.push_back({"priority", number});
+  return splice(body, edits);
 }
 
 Result<std::string> vllm_decode_body(std::string_view body, std::string_view params) {
@@ -63,18 +66,20 @@ net::Task<VllmFlow::Step> VllmFlow::prefill() {
     if (attempt > 0) core_->metrics.retried("prefill");
     prefill_ = *choice;
     tried.push_back(choice->worker);
-    const fleet::LoadGuard guard = core_->fleet.take(choice->worker, prefill_load(exchange_.scan));
-    const Step step = co_await prefill_leg(choice->worker);
+    fleet::LoadGuard guard = take(*core_, prefill_, prefill_load(exchange_.scan));
+    const Step step = co_await prefill_leg(guard);
     if (step != Step::kRetry) co_return step;
   }
   co_await exchange_.fail(std::move(failure_));
   co_return Step::kDone;
 }
 
-net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
+net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::LoadGuard& guard) {
+  const fleet::WorkerId worker = prefill_.worker;
   ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
   if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
-  const Result<std::string> body = vllm_prefill_body(exchange_.request.body);
+  const Result<std::string> body =
+      vllm_prefill_body(exchange_.request.body, leg_priority(*core_, exchange_, worker, prefill_.prefill_tokens));
   if (!body) {
     ApiError error = api_error(body.error());
     co_await exchange_.fail(std::move(error));
@@ -84,7 +89,9 @@ net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
   net::RequestDeadlines deadlines;
   deadlines.head_ms = exchange_.options().prefill_deadline_ms;
   deadlines.read_ms = exchange_.options().idle_deadline_ms;
-  auto response = co_await exchange_.loop.client.send(core_->endpoint(worker), worker_head(exchange_), parts,
+  net::RequestHead head = worker_head(exchange_);
+  add_engine_headers(*core_, prefill_, guard, head);
+  auto response = co_await exchange_.loop.client.send(core_->endpoint(worker), std::move(head), parts,
                                                       exchange_.request.cancel, deadlines);
   if (!response) co_return co_await after_transport_error(worker, std::move(response).error());
   const int status = (*response)->head().status;
@@ -95,6 +102,7 @@ net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::WorkerId worker) {
     co_await exchange_.fail(std::move(failure_));
     co_return Step::kDone;
   }
+  guard.answered();
   const Result<std::string> reply = co_await (*response)->read_all(exchange_.options().prefill_reply_bytes);
   if (!reply) co_return co_await after_transport_error(worker, reply.error());
   core_->worker_completed(worker);
@@ -151,8 +159,7 @@ net::Task<void> VllmFlow::decode() {
   WholeLeg leg(core_, exchange_, "the decode worker", "decode");
   leg.failure() = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
   std::vector<fleet::WorkerId> tried;
-  const DecodeAsk ask = {.prefill_worker = prefill_.worker,
-                         .prefill_reason = prefill_.reason,
+  const DecodeAsk ask = {.prefill = prefill_,
                          .fingerprint = fingerprint,
                          .load = whole_load(exchange_.scan, prompt_tokens_),
                          .prompt_tokens = prompt_tokens_,

@@ -29,7 +29,7 @@ class VllmFlow {
   enum class Step { kGoOn, kRetry, kDone };
 
   net::Task<Step> prefill();
-  net::Task<Step> prefill_leg(fleet::WorkerId worker);
+  net::Task<Step> prefill_leg(fleet::LoadGuard& guard);  // to prefill_
   net::Task<Step> after_transport_error(fleet::WorkerId worker, Error error);
   Status read_reply(std::string_view reply);
   void read_counts(std::string_view json);
@@ -38,14 +38,15 @@ class VllmFlow {
   CorePtr core_;
   Exchange& exchange_;
   LegFailure failure_;
-  PrefillChoice prefill_;
+  PromptTarget prefill_;
   std::string params_;  // raw JSON for the decode leg
   uint64_t prompt_tokens_ = 0;
   std::shared_ptr<const expert::ExpertCounts> counts_;
 };
 
-// The prefill leg's body, and the decode leg's; for tests too. Error: kInvalid, for what is no JSON object.
-Result<std::string> vllm_prefill_body(std::string_view body);
+// The prefill leg's body, and the decode leg's; for tests too. `priority`: the router's own, if it sends one.
+// Error: kInvalid, for what is no JSON object.
+Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority = {});
 Result<std::string> vllm_decode_body(std::string_view body, std::string_view params);
 
 }  // namespace kindred::router

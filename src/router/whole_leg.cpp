@@ -8,7 +8,8 @@
 namespace kindred::router {
 
 net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
-                              net::CancelToken cancel) {
+                              net::CancelToken cancel, fleet::LoadGuard* guard) {
+  guard_ = guard;
   ScopedSpan span(exchange_.trace, core_->clock, span_, Span::Kind::kClient);
   if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
   if (span.recorded()) head.headers.set("traceparent", exchange_.trace->traceparent());
@@ -36,14 +37,16 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
   RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
+  if (guard_ != nullptr) guard_->answered();
   const bool started = co_await exchange_.start_stream(to_client(response.take_headers(), exchange_.id));
   if (!started) {
     exchange_.cancelled();
     co_return true;
   }
-  if (forgets_body_) {
+  if (changed_body_ != nullptr) {
     exchange_.scan.prompt = {};
     exchange_.request.body = std::string();
+    *changed_body_ = std::string();
   }
   RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
@@ -62,6 +65,7 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
 }
 
 net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
+  if (guard_ != nullptr) guard_->answered();
   Result<std::string> body = co_await response.read_all(exchange_.options().answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const int status = response.head().status;

@@ -3,6 +3,7 @@
 // Thread-safety: none; one object per request, which must outlive run().
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "router/exchange.h"
@@ -17,11 +18,13 @@ class WholeLeg {
 
   // True: the client has its answer, or is gone. False: nothing has reached the client, failure() says why, and
   // another worker may do better; or `cancel` was used while the client is still there. `body` must outlive the
-  // call.
-  net::Task<bool> run(fleet::WorkerId worker, net::RequestHead head, std::string_view body, net::CancelToken cancel);
+  // call. `guard`: told when the answer begins; null: nobody is.
+  net::Task<bool> run(fleet::WorkerId worker, net::RequestHead head, std::string_view body, net::CancelToken cancel,
+                      fleet::LoadGuard* guard = nullptr);
 
   // Once a stream has begun nobody needs the request's body: a stream may last for minutes, with thousands beside it.
-  void forget_body_in_streams() { forgets_body_ = true; }
+  // `changed`: what was sent in its place, forgotten with it.
+  void forget_body_in_streams(std::string& changed) { changed_body_ = &changed; }
 
   LegFailure& failure() { return failure_; }
 
@@ -33,7 +36,8 @@ class WholeLeg {
   CorePtr core_;
   Exchange& exchange_;
   std::string_view who_, span_;
-  bool forgets_body_ = false;
+  std::string* changed_body_ = nullptr;  // null: bodies are kept
+  fleet::LoadGuard* guard_ = nullptr;
   LegFailure failure_;
 };
 
