@@ -86,6 +86,7 @@ int bench_pressure(Args args) {
                           fmt::join(policy::engine_policy_names(), ", ")));
   schema.list("mix", &bench.mixes, fmt::format("of lengths: {}", fmt::join(sim::length_mix_names(), ", ")));
   schema.list("setup", &bench.setups, "of engines: dp2 and dp4 in lockstep with expert parallelism, 2x1 and 4x1 apart");
+  schema.real("scale", &bench.scale, 0.01, 100, "times the rates");
   schema.text("profile", &bench.profile, "hardware profile");
   schema.text("trace", &bench.trace, "file of requests whose lengths are reshaped; else the one in data/traces");
   schema.integer("requests", &bench.requests, 10, 1'000'000, "of a run");

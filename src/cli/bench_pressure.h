@@ -21,7 +21,7 @@ struct PressureBench {
   std::vector<std::string> mixes;     // empty: all
   std::vector<std::string> policies;  // empty: all; the first is what the others are compared with
   std::vector<std::string> setups;    // empty: all
-  std::vector<double> loads;          // of the highest rate; empty: kLoads
+  double scale = 1;                   // of all rates
   std::string profile = "h100-qwen3-30b-a3b", trace;
   policy::PressureOptions pressure = {};
   bool quick = false, ablation = false;

@@ -125,7 +125,9 @@ double prompt_gap(const sim::WorkerReport& worker, double first_s, double last_s
 Status Grid::choose() {
   for (const PressureSetup& setup : kSetups) {
     const bool wanted = bench_.setups.empty() || std::ranges::find(bench_.setups, setup.name) != bench_.setups.end();
-    if (wanted) out_.setups.push_back(setup);
+    if (!wanted) continue;
+    out_.setups.push_back(setup);
+    out_.setups.back().highest_rate *= bench_.scale;
   }
   if (out_.setups.size() < bench_.setups.size() || out_.setups.empty()) {
     return invalid("--setup: accepted: dp2, dp4, 2x1, 4x1", "setup");
@@ -138,9 +140,8 @@ Status Grid::choose() {
     if (!mix) return mix.error();
     out_.mixes.push_back(*mix);
   }
-  out_.loads = bench_.loads;
-  if (out_.loads.empty()) out_.loads.assign(kLoads.begin(), kLoads.end());
-  if (bench_.quick && bench_.loads.empty()) out_.loads = {0.75, 1};
+  out_.loads.assign(kLoads.begin(), kLoads.end());
+  if (bench_.quick) out_.loads = {0.75, 1};
   return {};
 }
 
