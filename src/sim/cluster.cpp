@@ -210,6 +210,7 @@ SimResult ClusterRun::run() {
     if (!queue_.empty() && queue_.next_ns() == at_ns) continue;
     for (size_t i = 0; i < kicked_.size(); ++i) begin_steps(kicked_[i]);
     kicked_.clear();
+    tell_changes();
   }
   KINDRED_CHECK(all_ended());
   result_.end_s = static_cast<double>(clock_.now_ns()) * 1e-9;
@@ -263,7 +264,10 @@ void ClusterRun::handle(const Event& event) {
       break;
     case Kind::kScript: script(options_.script[event.at]); break;
     case Kind::kTrace:
-      if (workers_[event.at].epoch == event.epoch) send_trace(event.at, event.part);
+      // Unless another one has been sent since it was planned, or its engine is gone.
+      if (workers_[event.at].epoch == event.epoch && workers_[event.at].feeds[event.part].due_ns == clock_.now_ns()) {
+        changed(event.at, event.part);
+      }
       break;
     case Kind::kTraceArrives: trace_arrives(event.at); break;
   }

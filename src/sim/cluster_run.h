@@ -50,6 +50,7 @@ class ClusterRun {
     uint64_t sequence = 0;
     int64_t pushed_ns = 0;
     int64_t due_ns = -1;                // of the next one; -1: none
+    bool changed = false;               // since this moment began
     std::deque<uint64_t> received;      // dispatch ids, newest last
     uint32_t first_rank = 0, last_rank = 0;  // of experts: [first, last)
   };
@@ -123,7 +124,9 @@ class ClusterRun {
   void probe();
 
   // cluster_traces.cpp
-  void changed(uint32_t worker, uint32_t engine);  // tell about it as soon as allowed
+  // An engine's state is another one: to be told as soon as allowed, and not before all of this moment has happened.
+  void changed(uint32_t worker, uint32_t engine);
+  void tell_changes();
   void tell_at(uint32_t worker, uint32_t engine, int64_t at_ns);
   void send_trace(uint32_t worker, uint32_t engine);
   void trace_arrives(uint32_t at);
@@ -147,6 +150,7 @@ class ClusterRun {
   std::vector<Emitted> emitted_;   // scratch
   std::vector<StepShape> shapes_;  // scratch, of a unit's engines
   bool traces_ = false;            // somebody reads them
+  std::vector<EnginePlace> changed_;
   std::vector<TraceOnItsWay> on_their_way_;
   std::vector<uint32_t> free_ways_;
   bool disaggregated_ = false;

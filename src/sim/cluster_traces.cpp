@@ -19,11 +19,22 @@ void ClusterRun::tell_at(uint32_t worker, uint32_t engine, int64_t at_ns) {
 }
 
 void ClusterRun::changed(uint32_t worker, uint32_t engine) {
-  if (!traces_ || !workers_[worker].alive) return;
-  const Feed& feed = workers_[worker].feeds[engine];
-  const int64_t earliest_ns =
-      feed.sequence == 0 ? clock_.now_ns() : std::max(clock_.now_ns(), feed.pushed_ns + options_.trace_ms * kNsPerMs);
-  if (feed.due_ns < 0 || earliest_ns < feed.due_ns) tell_at(worker, engine, earliest_ns);
+  if (!traces_ || workers_[worker].feeds[engine].changed) return;
+  workers_[worker].feeds[engine].changed = true;
+  changed_.push_back({.worker = worker, .engine = engine});
+}
+
+// Once the next step has been planned, so that what it takes no longer counts as waiting.
+void ClusterRun::tell_changes() {
+  for (const auto& [worker, engine] : changed_) {
+    Feed& feed = workers_[worker].feeds[engine];
+    feed.changed = false;
+    if (!workers_[worker].alive) continue;
+    const int64_t allowed_ns = feed.sequence == 0 ? 0 : feed.pushed_ns + options_.trace_ms * kNsPerMs;
+    if (allowed_ns <= clock_.now_ns()) send_trace(worker, engine);
+    else if (feed.due_ns < 0 || allowed_ns < feed.due_ns) tell_at(worker, engine, allowed_ns);
+  }
+  changed_.clear();
 }
 
 fleet::EngineTrace ClusterRun::trace_of(Worker& worker, uint32_t at) {
@@ -52,7 +63,6 @@ fleet::EngineTrace ClusterRun::trace_of(Worker& worker, uint32_t at) {
 void ClusterRun::send_trace(uint32_t at, uint32_t engine) {
   Worker& worker = workers_[at];
   Feed& feed = worker.feeds[engine];
-  if (!worker.alive || feed.due_ns != clock_.now_ns()) return;  // an earlier one was sent in its place
   ++feed.sequence;
   feed.pushed_ns = clock_.now_ns();
   uint32_t way = 0;

@@ -52,7 +52,7 @@ void Engine::dequeue(uint32_t at) {
 
 uint64_t Engine::remaining_prefill_tokens() const {
   uint64_t out = 0;
-  for (const uint32_t at : running_) out += slots_[at].to_compute;
+  for (const uint32_t at : running_) out += slots_[at].to_compute - slots_[at].chunk;
   return out;
 }
 

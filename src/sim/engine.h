@@ -71,7 +71,8 @@ class Engine {
   uint32_t request(uint32_t slot) const { return slots_[slot].sequence.request; }
   size_t running() const { return running_.size() + fetching_; }
   size_t waiting() const { return waiting_.size(); }
-  // Of running sequences, what is left to compute; a chunk is left until its step has run.
+  // Of running sequences, what will be left to compute once the planned step has run: what is in a step can no longer
+  // be helped, and nobody who comes now waits for it twice.
   uint64_t remaining_prefill_tokens() const;
   // Of waiting ones, less what the prefix cache held when they came.
   uint64_t waiting_prefill_tokens() const { return waiting_prefill_tokens_; }
