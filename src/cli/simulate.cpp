@@ -12,7 +12,9 @@
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "policy/decode_policy.h"
+#include "policy/engine_policy.h"
 #include "policy/prefill_policy.h"
+#include "policy/queue_order.h"
 
 namespace kindred::cli {
 namespace {
@@ -38,6 +40,9 @@ void SimulateOptions::declare(ConfigSchema& schema) {
               "P prefill and D decode workers, or B that do both: 8P16D, 24B; unlike ones with a profile behind a "
               "colon: 8P,8D:h200-qwen3-30b-a3b,8D:h100-qwen3-30b-a3b");
   schema.integer("ranks", &ranks, 1, 512, "GPUs of a worker: data-parallel attention, expert-parallel experts");
+  schema.integer("engines", &engines, 0, 64,
+                 "data-parallel engines of a worker; 0: one for each of its ranks. With several ranks they go in "
+                 "lockstep, with one they are replicas with a GPU each");
   schema.integer("kv_tokens", &kv_tokens, 0, 1LL << 31,
                  "KV cache of a worker; 0: what its profile leaves beside weights");
   schema.integer("token_budget", &token_budget, 1, 1 << 20, "tokens a step");
@@ -47,10 +52,18 @@ void SimulateOptions::declare(ConfigSchema& schema) {
               "decode policy; several are compared with the first: " +
                   fmt::format("{}", fmt::join(policy::decode_policy_names(), ", ")));
   schema.choice("prefill_policy", &prefill_policy, listed(policy::prefill_policy_names()), "for prefill workers");
+  schema.list("engine_policy", &engine_policies,
+              "the router chooses engines, for prefill and for whole requests; several are compared with the first, "
+              "under the first --policy: " +
+                  fmt::format("{}", fmt::join(policy::engine_policy_names(), ", ")));
+  schema.choice("queue_policy", &queue_policy, listed(policy::queue_policy_names()), "who is next at an engine");
+  schema.real("queue_age", &queue_age, 0, 1e6, "sjf-aging: seconds after which who waits comes first");
+  schema.integer("trace_ms", &trace_ms, 1, 86'400'000, "between two traces of an engine, at least");
+  schema.integer("trace_delay_ms", &trace_delay_ms, 0, 60'000, "of a trace on its way");
   schema.real("tau", &tau, 0, 2, "locality-band: similarity a candidate may lose to the best");
   schema.real("load_cap", &load_cap, 0, 1e9, "locality-band, domain: multiple of the mean load, at least 1; 0: none");
   schema.choice("tie_break", &tie_break, {"rotate", "lowest-index", "random"}, "who wins among equals");
-  schema.choice("load", &load, {"requests", "tokens", "polled"}, "what policies read as load");
+  schema.choice("load", &load, {"requests", "tokens", "polled", "pressure"}, "what policies read as load");
   schema.integer("poll_ms", &poll_ms, 1, 86'400'000, "between two looks at workers' load, with --load polled");
   schema.integer("probe_ms", &probe_ms, 1, 86'400'000, "between two health checks");
   schema.integer("routers", &routers, 1, 64, "routers side by side, each of which knows its own requests only");
@@ -89,11 +102,14 @@ void SimulateOptions::declare(ConfigSchema& schema) {
 
 Result<std::vector<SimulateRun>> simulate_all(const SimulateOptions& options, const SimulateSetup& setup) {
   std::vector<SimulateRun> runs;
-  const size_t all = setup.requests.size() * options.policies.size();
-  Progress progress(options.policies.size() > 1 ? "simulating, all policies" : "simulating", all);
-  for (const std::string& policy : options.policies) {
+  const bool by_engine = !options.engine_policies.empty();
+  const std::vector<std::string>& names = by_engine ? options.engine_policies : options.policies;
+  const size_t all = setup.requests.size() * names.size();
+  Progress progress(names.size() > 1 ? "simulating, all policies" : "simulating", all);
+  for (const std::string& policy : names) {
     sim::ClusterOptions cluster = setup.cluster;
-    cluster.router.decode.name = policy;
+    cluster.router.decode.name = by_engine ? options.policies.front() : policy;
+    if (by_engine) cluster.router.engine->name = policy;
     cluster.step_records = options.perfetto.empty() ? 0 : kTraceSteps;
     cluster.on_ended = [&](size_t ended) { progress.set(runs.size() * setup.requests.size() + ended); };
     const std::clock_t began = std::clock();

@@ -20,11 +20,15 @@ namespace kindred::cli {
 struct SimulateOptions {
   std::string profile = "h200-qwen3-30b-a3b";
   std::string workers = "8P16D";
-  int64_t ranks = 1, kv_tokens = 0, token_budget = 8192, max_running = 256;
+  int64_t ranks = 1, engines = 0, kv_tokens = 0, token_budget = 8192, max_running = 256;
   bool no_prefix_cache = false;
   std::vector<std::string> policies = {"least-loaded", "locality-band"};
   std::string prefill_policy = "prefix-hash", tie_break = "rotate", load = "requests";
+  std::vector<std::string> engine_policies;
+  std::string queue_policy = "fcfs";
+  double queue_age = 5;
   double tau = 0.1, load_cap = 1.25;
+  int64_t trace_ms = 20, trace_delay_ms = 1;
   int64_t poll_ms = 1000, probe_ms = 1000, routers = 1, retries = 2, decode_inflight = 0;
   std::vector<std::string> events;
   std::string trace, lengths = "even";

@@ -94,15 +94,21 @@ Result<sim::WorkerGroup> make_group(const SimulateOptions& options, const Worker
   sim::WorkerGroup out;
   out.role = part.role;
   out.count = part.count;
-  out.engines = out.ranks = ranks;
-  const uint64_t tokens =
-      options.kv_tokens > 0 ? static_cast<uint64_t>(options.kv_tokens) : profile.kv_capacity_tokens(ranks);
-  const uint64_t blocks = std::min<uint64_t>(tokens / ranks / kKvBlockTokens, UINT32_MAX);
+  out.ranks = ranks;
+  out.engines = options.engines > 0 ? static_cast<uint32_t>(options.engines) : ranks;
+  out.lockstep = ranks > 1;
+  // Replicas have a GPU each.
+  const uint64_t gpus_tokens = profile.kv_capacity_tokens(ranks) * (out.lockstep ? 1 : out.engines);
+  const uint64_t tokens = options.kv_tokens > 0 ? static_cast<uint64_t>(options.kv_tokens) : gpus_tokens;
+  const uint64_t blocks = std::min<uint64_t>(tokens / out.engines / kKvBlockTokens, UINT32_MAX);
   if (blocks == 0) {
-    return invalid(fmt::format("{}: {} tokens of KV a worker; accepted: {} or more for each of its {} ranks",
-                               options.kv_tokens > 0 ? "--kv-tokens" : profile.name, tokens, kKvBlockTokens, ranks),
+    return invalid(fmt::format("{}: {} tokens of KV a worker; accepted: {} or more for each of its {} engines",
+                               options.kv_tokens > 0 ? "--kv-tokens" : profile.name, tokens, kKvBlockTokens,
+                               out.engines),
                    "kv_tokens");
   }
+  out.engine.queue = {.policy = *policy::parse_queue_policy(options.queue_policy),
+                      .age_ns = std::llround(options.queue_age * 1e9)};
   out.engine.kv = {.blocks = static_cast<uint32_t>(blocks),
                    .block_tokens = kKvBlockTokens,
                    .piece_tokens = piece_tokens,
@@ -328,6 +334,10 @@ Status set_router(const SimulateOptions& options, sim::DispatchOptions& router) 
   router.fleet.breaker.slow_start_ms = std::chrono::milliseconds(5000);  // as the router's default
   router.fleet.load_max_age_ms = std::chrono::milliseconds(std::max<int64_t>(5000, 2 * options.poll_ms));
   router.decode_inflight = options.decode_inflight;
+  for (const std::string& name : options.engine_policies) {
+    router.engine = policy::EnginePolicyOptions{.name = name, .tie_break = options.tie_break, .seed = router.decode.seed};
+    if (auto made = policy::make_engine_policy(*router.engine); !made) return std::move(made).error();
+  }
   if (options.policies.empty()) return invalid("--policy: none is given", "policy");
   for (const std::string& name : options.policies) {
     policy::DecodePolicyOptions one = router.decode;
@@ -400,6 +410,8 @@ Result<SimulateSetup> set_up_simulation(const SimulateOptions& options) {
   out.model = profile->model;
   out.cluster.poll_ms = options.poll_ms;
   out.cluster.probe_ms = options.probe_ms;
+  out.cluster.trace_ms = options.trace_ms;
+  out.cluster.trace_delay_ms = options.trace_delay_ms;
   out.cluster.routers = static_cast<uint32_t>(options.routers);
   out.cluster.retries = static_cast<uint32_t>(options.retries);
   Result<Processes> experts = make_experts(options, *trace, *profile);

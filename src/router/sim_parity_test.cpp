@@ -99,9 +99,9 @@ class SimParity : public RouterTest {
     ASSERT_TRUE(scan);
     traveller.routed.key = std::string(scan->prompt);
     traveller.routed.label = label;
-    const std::optional<fleet::WorkerId> chosen = simulated_->prefill(traveller.routed);
+    const std::optional<sim::Destination> chosen = simulated_->prefill(traveller.routed);
     ASSERT_TRUE(chosen);
-    ASSERT_EQ(seen(traveller, "prefill"), *chosen) << traveller.id;
+    ASSERT_EQ(seen(traveller, "prefill"), chosen->worker) << traveller.id;
     ++compared_;
   }
 

@@ -15,6 +15,10 @@ constexpr size_t kMostWorkers = 4096;
 
 int64_t to_ns(double seconds) { return std::llround(seconds * 1e9); }
 
+bool reads_traces(const ClusterOptions& options) {
+  return options.router.engine.has_value() || options.router.fleet.load == fleet::LoadSource::kPressure;
+}
+
 Status check_group(const WorkerGroup& group) {
   const auto wrong = [&](const std::string& what, const char* field) {
     return invalid(fmt::format("worker group '{}': {}", group.name, what), field);
@@ -22,6 +26,9 @@ Status check_group(const WorkerGroup& group) {
   if (group.count == 0) return wrong("no workers; accepted: 1 or more", "count");
   if (!group.cost) return wrong("no hardware profile", "profile");
   if (group.engines == 0 || group.ranks == 0) return wrong("engines and ranks: accepted: 1 or more", "engines");
+  if (!group.lockstep && group.ranks > 1) {
+    return wrong("engines whose experts are spread over ranks cannot step apart", "lockstep");
+  }
   const KvPoolOptions& kv = group.engine.kv;
   if (kv.block_tokens == 0 || kv.piece_tokens % kv.block_tokens != 0 || kv.piece_tokens == 0) {
     return wrong(
@@ -44,6 +51,11 @@ Status check_fleet(const ClusterOptions& options) {
   size_t workers = 0;
   for (const WorkerGroup& group : options.groups) {
     if (Status ok = check_group(group); !ok) return ok;
+    if (reads_traces(options) && group.engines > fleet::kMostEngines) {
+      return invalid(fmt::format("worker group '{}': {} engines to choose from; accepted: up to {}", group.name,
+                                 group.engines, fleet::kMostEngines),
+                     "engines");
+    }
     if (group.engine.kv.piece_tokens != options.groups[0].engine.kv.piece_tokens) {
       return invalid("worker groups cut prompts into pieces of different sizes", "piece_tokens");
     }
@@ -57,6 +69,14 @@ Status check_fleet(const ClusterOptions& options) {
   if (workers > kMostWorkers) {
     return invalid(fmt::format("{} workers; accepted: up to {}", workers, kMostWorkers), "workers");
   }
+  for (const TraceLoss& loss : options.trace_losses) {
+    if (loss.worker >= workers || !(loss.from_s >= 0) || !(loss.until_s >= loss.from_s)) {
+      return invalid(fmt::format("traces lost from {} to {} s of worker {}; accepted: an interval from 0 s, workers 0 "
+                                 "to {}",
+                                 loss.from_s, loss.until_s, loss.worker, workers - 1),
+                     "trace_losses");
+    }
+  }
   for (const ScriptEvent& event : options.script) {
     if (event.worker >= workers || !(event.at_s >= 0)) {
       return invalid(fmt::format("event at {} s for worker {}; accepted: from 0 s, workers 0 to {}", event.at_s,
@@ -65,6 +85,14 @@ Status check_fleet(const ClusterOptions& options) {
     }
   }
   return {};
+}
+
+const WorkerGroup* group_of(const ClusterOptions& options, uint32_t worker) {
+  for (const WorkerGroup& group : options.groups) {
+    if (worker < group.count) return &group;
+    worker -= group.count;
+  }
+  return nullptr;
 }
 
 Status check_request(const ClusterOptions& options, std::span<const SimRequest> requests, size_t i) {
@@ -79,6 +107,14 @@ Status check_request(const ClusterOptions& options, std::span<const SimRequest> 
     return wrong("arrives before the one before", "arrival_s");
   if (request.prompt_tokens == 0 || request.output_tokens == 0) {
     return wrong("prompt and output: accepted: 1 token or more", "prompt_tokens");
+  }
+  if (request.direct) {
+    const WorkerGroup* group = group_of(options, request.direct->worker);
+    if (group == nullptr || group->role != Role::kBoth || request.direct->engine >= group->engines) {
+      return wrong(fmt::format("goes to engine {} of worker {}; accepted: an engine of a worker that does both",
+                               request.direct->engine, request.direct->worker),
+                   "direct");
+    }
   }
   const RequestExperts& experts = request.experts;
   if (!experts.prompt || !experts.decode || experts.decode->tokens() == 0) return wrong("no experts", "experts");
@@ -118,6 +154,7 @@ ClusterRun::ClusterRun(const ClusterOptions& options, std::span<const SimRequest
 
 Status ClusterRun::start() {
   DispatchOptions router = options_.router;
+  traces_ = reads_traces(options_);
   const expert::ExpertShape& shape = given_[0].experts.prompt->shape;
   const auto layers = static_cast<uint32_t>(shape.layers.size());
   for (const WorkerGroup& group : options_.groups) {
@@ -130,11 +167,7 @@ Status ClusterRun::start() {
           "placement");
     }
     for (uint32_t i = 0; i < group.count; ++i) {
-      Worker worker{.group = &group, .engines = {}, .experts = ExpertUnion(ranks), .report = {}};
-      worker.engines.assign(group.engines, Engine(group.engine));
-      worker.report.name = fmt::format("{}-{}", group.name, i);
-      worker.report.role = group.role;
-      workers_.push_back(std::move(worker));
+      workers_.push_back(make_worker(group, i, ranks));
     }
   }
   router.workers = static_cast<uint32_t>(std::min<size_t>(workers_.size() + options_.script.size(), 512));
@@ -144,6 +177,8 @@ Status ClusterRun::start() {
     routers_.push_back(*std::move(made));
     ++router.decode.seed;  // or the dice of all would fall alike
     ++router.prefill.seed;
+    ++router.fleet.dispatch_seed;
+    if (router.engine) ++router.engine->seed;
   }
   std::vector<bool> joins(workers_.size(), false), seen(workers_.size(), false);
   for (const ScriptEvent& event : options_.script) {
@@ -173,13 +208,14 @@ SimResult ClusterRun::run() {
     ++result_.events;
     // Once all that happens at this moment has happened, whoever has something to do begins it.
     if (!queue_.empty() && queue_.next_ns() == at_ns) continue;
-    for (size_t i = 0; i < kicked_.size(); ++i) begin_step(kicked_[i]);
+    for (size_t i = 0; i < kicked_.size(); ++i) begin_steps(kicked_[i]);
     kicked_.clear();
+    tell_changes();
   }
   KINDRED_CHECK(all_ended());
   result_.end_s = static_cast<double>(clock_.now_ns()) * 1e-9;
   for (Worker& worker : workers_) {
-    measure_kv(worker);
+    measure_load(worker);
     if (worker.alive) worker.report.here_s += static_cast<double>(clock_.now_ns() - worker.alive_since_ns) * 1e-9;
     for (const Engine& engine : worker.engines) {
       worker.report.preemptions += engine.preemptions();
@@ -192,6 +228,13 @@ SimResult ClusterRun::run() {
   for (const auto& router : routers_) {
     for (const fleet::WorkerStatus& status : router->fleet().status(/*all=*/true)) {
       result_.ledger_left += status.in_flight;
+      for (const fleet::EngineStatus& engine : status.engines) {
+        const fleet::EngineLedger::Sums& left = engine.ledger;
+        for (const int64_t count : {left.requests, left.unseen_requests, left.unseen_prefill_tokens,
+                                    left.unseen_kv_tokens, left.unanswered_requests, left.unanswered_tokens}) {
+          result_.engine_ledgers_left += std::abs(count);
+        }
+      }
     }
   }
   return std::move(result_);
@@ -206,7 +249,7 @@ void ClusterRun::handle(const Event& event) {
       arrive(event.at);
       break;
     case Kind::kStepEnd:
-      if (workers_[event.at].epoch == event.epoch) end_step(event.at);
+      if (workers_[event.at].epoch == event.epoch) end_step(event.at, event.part);
       break;
     case Kind::kFetched:
       if (requests_[event.at].phase == Phase::kHanded && requests_[event.at].attempt == event.epoch) fetched(event.at);
@@ -220,12 +263,22 @@ void ClusterRun::handle(const Event& event) {
       push(clock_.now_ns() + options_.probe_ms * 1'000'000, event);
       break;
     case Kind::kScript: script(options_.script[event.at]); break;
+    case Kind::kTrace:
+      // Unless another one has been sent since it was planned, or its engine is gone.
+      if (workers_[event.at].epoch == event.epoch && workers_[event.at].feeds[event.part].due_ns == clock_.now_ns()) {
+        changed(event.at, event.part);
+      }
+      break;
+    case Kind::kTraceArrives: trace_arrives(event.at); break;
   }
 }
 
 Result<SimResult> run_cluster(const ClusterOptions& options, std::span<const SimRequest> requests) {
   if (requests.empty()) return invalid("no request arrives", "trace");
   if (options.poll_ms < 1 || options.probe_ms < 1) return invalid("accepted: 1 ms or more", "poll_ms");
+  if (options.trace_ms < 1 || options.trace_delay_ms < 0) {
+    return invalid("accepted: a trace_ms of 1 or more, a trace_delay_ms of 0 or more", "trace_ms");
+  }
   if (options.routers < 1 || options.routers > 64) return invalid("accepted: 1 to 64", "routers");
   if (Status ok = check_fleet(options); !ok) return std::move(ok).error();
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -6,8 +6,16 @@
 // KV stays at the prefill worker until decode has made a token, so that another decode worker may take over.
 // Without prefill and decode workers, a worker of role kBoth does it all.
 //
-// Time of a step: of the slowest engine of the worker, since data-parallel engines go in lockstep; the experts of a
-// layer are those of all its engines' tokens, and of the rank that has the most to read.
+// Time of a step: of the slowest engine of the worker, since data-parallel engines whose experts are spread over
+// common ranks go in lockstep: each layer's all-to-all waits for all of them. The experts of a layer are then those
+// of all its engines' tokens, and of the rank that has the most to read. Without expert parallelism engines are
+// replicas, each with all experts on a GPU of its own, as `kindred worker --data-parallel-size` has them: they step
+// apart (WorkerGroup::lockstep), and each step is that of one engine. Gimbal's set-up, DP 2 x EP 4, is in lockstep.
+// Tensor parallelism within an engine is not modelled.
+//
+// Traces. With an engine policy, or where load is pressure, each engine pushes a trace when something has changed, at
+// most every `trace_ms`, and once a second in any case; it reaches all routers `trace_delay_ms` later. A worker whose
+// engines nobody chooses among gives each request to the engine with the fewest.
 // KV transfers take turns on each worker's way out and on each worker's way in, first come first served.
 //
 // Determinism: equal inputs give equal results on any machine; times are whole nanoseconds.
@@ -17,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +47,7 @@ struct WorkerGroup {
   uint32_t count = 1;
   std::shared_ptr<const StepCost> cost;                    // not null
   uint32_t engines = 1;                                    // data-parallel, each with a KV cache of its own
+  bool lockstep = true;                                    // false: only with one rank
   uint32_t ranks = 1;                                      // of expert parallelism
   std::shared_ptr<const ExpertRanks> placement = nullptr;  // null: linear
   EngineOptions engine = {};                               // of each engine; kv.blocks > 0
@@ -50,6 +60,12 @@ struct ScriptEvent {
   uint32_t worker = 0;  // counted through all groups
 };
 
+// Traces that do not arrive.
+struct TraceLoss {
+  double from_s = 0, until_s = 0;
+  uint32_t worker = 0, engine = 0;
+};
+
 struct ClusterOptions {
   std::vector<WorkerGroup> groups;
   DispatchOptions router;
@@ -59,8 +75,17 @@ struct ClusterOptions {
   uint32_t retries = 2;     // of each leg, as the router's --retries
   int64_t poll_ms = 1000;   // between two looks at workers' load, where policies read polled load
   int64_t probe_ms = 1000;  // between two health checks
+  int64_t trace_ms = 20;    // between two traces of an engine, at least
+  int64_t trace_delay_ms = 1;
+  std::vector<TraceLoss> trace_losses = {};
+  bool engine_series = false;  // EngineReport::prompt_tokens_by_s
   size_t step_records = 0;  // at most so many are kept for SimResult::steps
   std::function<void(size_t ended)> on_ended = {};  // for a progress bar; rarely
+};
+
+// An engine of a worker, both counted from 0; workers through all groups.
+struct EnginePlace {
+  uint32_t worker = 0, engine = 0;
 };
 
 struct SimRequest {
@@ -70,6 +95,9 @@ struct SimRequest {
   std::vector<uint64_t> blocks = {};  // of the prompt by content, as in TraceRequest
   RequestExperts experts;
   std::string label = {};
+  int64_t priority = 0;                      // policy::QueuedRequest::priority
+  int32_t assigned = -1;                     // policy::EngineRequest::assigned
+  std::optional<EnginePlace> direct = {};    // its client goes there and asks no router; only workers of kBoth
 };
 
 enum class Ended {
@@ -87,6 +115,7 @@ struct RequestRecord {
   uint32_t prompt_tokens = 0, output_tokens = 0;
   uint32_t generated = 0;
   uint32_t prefill_worker = kNobody, decode_worker = kNobody;
+  uint32_t engine = kNobody;  // of the worker that computes its prompt
   uint32_t domain = 0;
   uint32_t retries = 0;
   Ended ended = Ended::kOk;
@@ -96,11 +125,18 @@ struct RequestRecord {
   double tpot_s() const { return static_cast<double>(last_ns - first_ns) * 1e-9 / (output_tokens - 1); }
 };
 
+struct EngineReport {
+  uint64_t prefill_tokens = 0;  // computed
+  double running_s = 0;         // running requests, times seconds
+  double kv_share_s = 0;
+  std::vector<uint32_t> prompt_tokens_by_s;  // prefill tokens of the steps that ended in each second
+};
+
 struct WorkerReport {
   std::string name;
   Role role = Role::kBoth;
   uint64_t steps = 0, decode_steps = 0;  // decode_steps: with decode tokens only
-  double busy_s = 0, decode_s = 0;
+  double busy_s = 0, decode_s = 0;  // engines apart: their mean
   uint64_t decode_tokens = 0;                     // of decode steps: their batches, summed
   uint64_t all_decode_tokens = 0;                 // of all steps
   uint64_t prefill_tokens = 0;                    // computed
@@ -112,6 +148,7 @@ struct WorkerReport {
   double kv_peak = 0;           // highest share
   double here_s = 0;            // alive
   uint32_t kv_left_blocks = 0;  // at the end: 0 unless something leaks
+  std::vector<EngineReport> engines;
 };
 
 struct StepRecord {
@@ -128,7 +165,9 @@ struct SimResult {
   std::vector<uint64_t> fallbacks;  // by policy::FallbackReason
   double end_s = 0;                 // of the last event that changed something
   uint64_t steps_run = 0, events = 0;
+  uint64_t traces = 0;      // that reached the first router
   int64_t ledger_left = 0;  // requests in flight at the end: 0 unless something leaks
+  int64_t engine_ledgers_left = 0;  // what engines' ledgers still count, request or token: 0 unless something leaks
 };
 
 // Error: kInvalid: nothing to run; requests out of order, or too large for a worker that might get them; groups

@@ -34,6 +34,8 @@ void ClusterRun::arrive(uint32_t at) {
   request.routed.key = bytes_of(given.blocks.empty() ? mix64(at) : mix64(given.blocks[0]));
   request.routed.label = given.label;
   request.routed.prompt_tokens = given.prompt_tokens;
+  request.routed.assigned = given.assigned;
+  if (given.direct) return start_direct(at);
   router(at).arrived(request.routed, request.pieces, piece_tokens);
   if (!disaggregated_) return start_whole(at);
   if (!router(at).reserve(request.routed)) return end(at, Ended::kRoomFull);
@@ -43,10 +45,10 @@ void ClusterRun::arrive(uint32_t at) {
 void ClusterRun::note(uint32_t at, bool decode, uint32_t worker) {
   if (decode) {
     result_.requests[at].decode_worker = worker;
-    ++result_.fallbacks[static_cast<size_t>(router(at).last().fallback)];
   } else {
     result_.requests[at].prefill_worker = worker;
   }
+  if (decode || options_.router.engine) ++result_.fallbacks[static_cast<size_t>(router(at).last().fallback)];
 }
 
 // Nobody listens where the router has sent it: the worker is out at once, and another one is tried.
@@ -57,22 +59,29 @@ bool ClusterRun::refused(uint32_t at, fleet::WorkerId id) {
   return true;
 }
 
+Sequence ClusterRun::sequence_of(uint32_t at) const {
+  const SimRequest& given = given_[at];
+  return {.request = at,
+          .prompt_tokens = given.prompt_tokens,
+          .output_tokens = given.output_tokens,
+          .experts = &given.experts,
+          .priority = given.priority};
+}
+
 void ClusterRun::start_prefill(uint32_t at) {
   Request& request = requests_[at];
   request.phase = Phase::kPrefill;
   while (request.routed.tried_prefill.size() <= options_.retries) {
-    const std::optional<fleet::WorkerId> id = router(at).prefill(request.routed);
-    if (!id) break;
-    if (refused(at, *id)) continue;
-    const uint32_t worker = worker_of_[*id];
+    const std::optional<Destination> to = router(at).prefill(request.routed);
+    if (!to) break;
+    if (refused(at, to->worker)) continue;
+    const uint32_t worker = worker_of_[to->worker];
     note(at, false, worker);
-    const SimRequest& given = given_[at];
-    request.prefill = put(worker, {.request = at,
-                                   .prompt_tokens = given.prompt_tokens,
-                                   .output_tokens = given.output_tokens,
-                                   .hands_off = true,
-                                   .pieces = request.pieces,
-                                   .experts = &given.experts});
+    Sequence sequence = sequence_of(at);
+    sequence.hands_off = true;
+    sequence.pieces = request.pieces;
+    request.prefill = put(worker, to->engine, sequence, request.routed.leg.dispatch());
+    result_.requests[at].engine = request.prefill.engine;
     return;
   }
   end(at, request.routed.tried_prefill.empty() ? Ended::kNoWorker : Ended::kWorkerLost);
@@ -91,12 +100,10 @@ void ClusterRun::start_decode(uint32_t at) {
     const uint32_t worker = worker_of_[*id];
     note(at, true, worker);
     result_.requests[at].handed_ns = clock_.now_ns();
-    request.decode = put(worker, {.request = at,
-                                  .prompt_tokens = given.prompt_tokens,
-                                  .output_tokens = given.output_tokens,
-                                  .generated = 1,
-                                  .fetches = true,
-                                  .experts = &given.experts});
+    Sequence sequence = sequence_of(at);
+    sequence.generated = 1;
+    sequence.fetches = true;
+    request.decode = put(worker, std::nullopt, sequence, 0);
     return;
   }
   end(at, request.routed.tried_decode.empty() ? Ended::kNoWorker : Ended::kWorkerLost);
@@ -105,21 +112,32 @@ void ClusterRun::start_decode(uint32_t at) {
 void ClusterRun::start_whole(uint32_t at) {
   Request& request = requests_[at];
   request.phase = Phase::kWhole;
-  const SimRequest& given = given_[at];
   while (request.routed.tried_decode.size() <= options_.retries) {
-    const std::optional<fleet::WorkerId> id = router(at).whole(request.routed);
-    if (!id) break;
-    if (refused(at, *id)) continue;
-    const uint32_t worker = worker_of_[*id];
+    const std::optional<Destination> to = router(at).whole(request.routed);
+    if (!to) break;
+    if (refused(at, to->worker)) continue;
+    const uint32_t worker = worker_of_[to->worker];
     note(at, true, worker);
-    request.decode = put(worker, {.request = at,
-                                  .prompt_tokens = given.prompt_tokens,
-                                  .output_tokens = given.output_tokens,
-                                  .pieces = request.pieces,
-                                  .experts = &given.experts});
+    Sequence sequence = sequence_of(at);
+    sequence.pieces = request.pieces;
+    request.decode = put(worker, to->engine, sequence, request.routed.leg.dispatch());
+    result_.requests[at].engine = request.decode.engine;
     return;
   }
   end(at, request.routed.tried_decode.empty() ? Ended::kNoWorker : Ended::kWorkerLost);
+}
+
+// No router knows of it; it shows in its engine's traces alone.
+void ClusterRun::start_direct(uint32_t at) {
+  Request& request = requests_[at];
+  const EnginePlace place = *given_[at].direct;
+  if (!workers_[place.worker].alive) return end(at, Ended::kNoWorker);
+  request.phase = Phase::kWhole;
+  Sequence sequence = sequence_of(at);
+  sequence.pieces = request.pieces;
+  request.decode = put(place.worker, place.engine, sequence, 0);
+  result_.requests[at].decode_worker = place.worker;
+  result_.requests[at].engine = place.engine;
 }
 
 void ClusterRun::token(uint32_t worker, const Emitted& emitted) {
@@ -146,6 +164,7 @@ void ClusterRun::token(uint32_t worker, const Emitted& emitted) {
 
 void ClusterRun::first_token(uint32_t at, uint32_t worker) {
   result_.requests[at].first_ns = clock_.now_ns();
+  requests_[at].routed.leg.answered();
   router(at).fleet().report_answered(workers_[worker].id);
   if (!workers_[worker].group->engine.kv.cache) return;
   for (const auto& router : routers_) router->stored(workers_[worker].id, requests_[at].pieces);
@@ -156,8 +175,9 @@ void ClusterRun::release_lease(uint32_t at) {
   if (!request.leased) return;
   request.leased = false;
   Worker& worker = workers_[request.prefill.worker];
-  measure_kv(worker);
+  measure_load(worker);
   worker.engines[request.prefill.engine].release(request.prefill.slot);
+  changed(request.prefill.worker, request.prefill.engine);
   kick(request.prefill.worker);
 }
 
@@ -193,6 +213,7 @@ void ClusterRun::lost_with(uint32_t at, uint32_t worker) {
       if (request.prefill.worker != worker || request.fetched) return;
       // The KV is gone, and the client has the first token already: nothing can be done again.
       workers_[request.decode.worker].engines[request.decode.engine].release(request.decode.slot);
+      changed(request.decode.worker, request.decode.engine);
       kick(request.decode.worker);
       return end(at, Ended::kWorkerLost);
     case Phase::kDecoding:
@@ -202,7 +223,7 @@ void ClusterRun::lost_with(uint32_t at, uint32_t worker) {
     case Phase::kWhole:
       if (request.decode.worker != worker) return;
       broke_off(worker);
-      if (result_.requests[at].generated > 0) return end(at, Ended::kWorkerLost);
+      if (result_.requests[at].generated > 0 || given_[at].direct) return end(at, Ended::kWorkerLost);
       return start_whole(at);
     case Phase::kNotYet:
     case Phase::kDone: return;

@@ -1,10 +1,11 @@
 // One run of a cluster, in parts: cluster.cpp checks and drives it, cluster_flow.cpp follows requests as the router
-// does, cluster_work.cpp runs the workers.
+// does, cluster_work.cpp runs the workers, cluster_traces.cpp sends what engines say of themselves.
 //
 // Thread-safety: none. Private to the module.
 #pragma once
 
 #include <array>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "sim/cluster.h"
 #include "sim/event_queue.h"
+#include "sim/expert_load.h"
 #include "sim/sim_clock.h"
 
 namespace kindred::sim {
@@ -23,26 +25,51 @@ class ClusterRun {
   SimResult run();
 
  private:
-  enum class Kind : uint8_t { kArrival, kStepEnd, kFetched, kPoll, kProbe, kScript };
+  enum class Kind : uint8_t { kArrival, kStepEnd, kFetched, kPoll, kProbe, kScript, kTrace, kTraceArrives };
   struct Event {
     Kind kind = Kind::kArrival;
-    uint32_t at = 0;     // request, worker or line of the script
+    uint32_t at = 0;     // request, worker, line of the script, or trace on its way
     uint32_t epoch = 0;  // of the worker, or attempt of the request: an event of an earlier one is void
+    uint32_t part = 0;   // unit or engine of the worker
+  };
+
+  // Engines that step together.
+  struct Unit {
+    uint32_t first = 0, last = 0;  // engines [first, last)
+    ExpertUnion experts;
+    bool busy = false;
+    // The step that runs:
+    int64_t begin_ns = 0;
+    uint32_t prefill = 0, decode = 0;
+    double distinct = 0, worst = 0;
+    std::vector<uint32_t> engine_prefill = {};
+  };
+
+  // What one engine tells, and when.
+  struct Feed {
+    uint64_t sequence = 0;
+    int64_t pushed_ns = 0;
+    int64_t due_ns = -1;                // of the next one; -1: none
+    bool changed = false;               // since this moment began
+    std::deque<uint64_t> received;      // dispatch ids, newest last
+    uint32_t first_rank = 0, last_rank = 0;  // of experts: [first, last)
+  };
+  struct TraceOnItsWay {
+    uint32_t worker = 0, epoch = 0;
+    fleet::EngineTrace trace;
   };
 
   struct Worker {
     const WorkerGroup* group = nullptr;
     fleet::WorkerId id = kNobody;  // in the fleet, once it has joined
     std::vector<Engine> engines;
-    ExpertUnion experts;
-    bool alive = false, busy = false;
+    std::vector<Unit> units;
+    std::vector<Feed> feeds;                // of each engine
+    std::unique_ptr<ExpertLoad> expert_load;  // null: one rank
+    bool alive = false;
     uint32_t epoch = 0;
     int64_t out_free_ns = 0, in_free_ns = 0;  // its two directions of the network
     int64_t alive_since_ns = 0, kv_seen_ns = 0;
-    // The step that runs:
-    int64_t step_begin_ns = 0;
-    uint32_t step_prefill = 0, step_decode = 0;
-    double step_experts = 0, step_worst = 0;
     WorkerReport report;
   };
 
@@ -65,6 +92,8 @@ class ClusterRun {
   void start_prefill(uint32_t at);
   void start_decode(uint32_t at);
   void start_whole(uint32_t at);
+  void start_direct(uint32_t at);
+  Sequence sequence_of(uint32_t at) const;
   void token(uint32_t worker, const Emitted& emitted);
   void first_token(uint32_t at, uint32_t worker);
   void release_lease(uint32_t at);
@@ -74,18 +103,34 @@ class ClusterRun {
   void note(uint32_t at, bool decode, uint32_t worker);
 
   // cluster_work.cpp
-  Place put(uint32_t worker, const Sequence& sequence);
+  Worker make_worker(const WorkerGroup& group, uint32_t number, std::shared_ptr<const ExpertRanks> ranks) const;
+  // `dispatch`: the router's name for the leg; 0: none.
+  Place put(uint32_t worker, std::optional<uint32_t> engine, Sequence sequence, uint64_t dispatch);
   void kick(uint32_t worker) { kicked_.push_back(worker); }
-  void begin_step(uint32_t worker);
-  void end_step(uint32_t worker);
+  void begin_steps(uint32_t worker);
+  void begin_step(uint32_t worker, uint32_t unit);
+  bool plan_unit(uint32_t worker, Unit& unit);
+  double step_s(Worker& worker, Unit& unit);
+  void note_experts(Worker& worker, uint32_t engine, StepShape& shape);
+  void end_step(uint32_t worker, uint32_t unit);
+  void report_step(uint32_t worker, const Unit& unit);
   void begin_transfer(uint32_t at, uint32_t to);
   void fetched(uint32_t at);
-  void measure_kv(Worker& worker);
+  void measure_load(Worker& worker);
   void script(const ScriptEvent& event);
   void join(uint32_t worker);
   void fail(uint32_t worker);
   void poll();
   void probe();
+
+  // cluster_traces.cpp
+  // An engine's state is another one: to be told as soon as allowed, and not before all of this moment has happened.
+  void changed(uint32_t worker, uint32_t engine);
+  void tell_changes();
+  void tell_at(uint32_t worker, uint32_t engine, int64_t at_ns);
+  void send_trace(uint32_t worker, uint32_t engine);
+  void trace_arrives(uint32_t at);
+  fleet::EngineTrace trace_of(Worker& worker, uint32_t engine);
 
   void handle(const Event& event);
   void push(int64_t at_ns, Event event) { queue_.push(at_ns, event); }
@@ -103,7 +148,11 @@ class ClusterRun {
   std::vector<uint32_t> kicked_;   // may have something to do
   std::vector<uint32_t> fetches_;  // scratch
   std::vector<Emitted> emitted_;   // scratch
-  std::vector<StepShape> shapes_;  // scratch
+  std::vector<StepShape> shapes_;  // scratch, of a unit's engines
+  bool traces_ = false;            // somebody reads them
+  std::vector<EnginePlace> changed_;
+  std::vector<TraceOnItsWay> on_their_way_;
+  std::vector<uint32_t> free_ways_;
   bool disaggregated_ = false;
   size_t ended_ = 0;
   SimResult result_;

@@ -23,6 +23,11 @@ Result<std::unique_ptr<Dispatcher>> Dispatcher::make(const Clock& clock, Dispatc
   if ((*decode)->wants_counts()) plain.name = "least-loaded";  // as the router does for whole requests
   auto whole = policy::make_decode_policy(plain);
   if (!whole) return std::move(whole).error();
+  if (out->options_.engine) {
+    auto engine = policy::make_engine_policy(*out->options_.engine);
+    if (!engine) return std::move(engine).error();
+    out->engine_ = *std::move(engine);
+  }
   out->prefill_ = *std::move(prefill);
   out->decode_ = *std::move(decode);
   out->plain_ = *std::move(whole);
@@ -37,11 +42,12 @@ fleet::WorkerId Dispatcher::add(Role role, std::string url) {
   return fleet_.add({.url = std::move(url), .role = role, .dialect = fleet::Dialect::kKindred});
 }
 
-void Dispatcher::up(fleet::WorkerId worker) {
+void Dispatcher::up(fleet::WorkerId worker, uint32_t engines) {
   fleet::Description said;
   said.dialect = fleet::Dialect::kKindred;
   said.models = {std::string(kModel)};
   said.role = fleet_.role(worker);
+  said.engines = engines;
   if (options_.cohorts) said.fingerprint = options_.cohorts->data().model_fingerprint;
   if (said.fingerprint.empty()) said.fingerprint = kModel;
   fleet_.report_up(worker, std::move(said));
@@ -74,7 +80,7 @@ bool Dispatcher::reserve(Routed& request) {
 
 fleet::Ask Dispatcher::ask(const Routed& request, std::span<const fleet::WorkerId> exclude, fleet::LegLoad load) const {
   return {.model = kModel,
-          .prompt_tokens = index_ ? static_cast<double>(request.prompt_tokens) : 0,
+          .prompt_tokens = index_ || engine_ ? static_cast<double>(request.prompt_tokens) : 0,
           .held = request.held,
           .exclude = exclude,
           .load = load,
@@ -94,14 +100,24 @@ std::optional<fleet::WorkerId> Dispatcher::begin(Routed& request, std::optional<
   return choice->worker;
 }
 
-std::optional<fleet::WorkerId> Dispatcher::prefill(Routed& request) {
+std::optional<Destination> Dispatcher::begin_on_engine(Routed& request, Role role, const fleet::Ask& asked) {
+  std::optional<fleet::EngineChoice> choice = fleet::choose_engine(fleet_, *engine_, role, asked, request.assigned);
+  if (!choice) return std::nullopt;
+  request.leg = fleet_.take(choice->engine, asked.load, static_cast<int64_t>(choice->prefill_tokens));
+  last_ = std::move(choice->decision);
+  return Destination{.worker = choice->engine.worker, .engine = choice->engine.rank};
+}
+
+std::optional<Destination> Dispatcher::prefill(Routed& request) {
   request.leg.release();
   const fleet::LegLoad load = {.requests = 1, .tokens = request.prompt_tokens};
   fleet::Ask asked = ask(request, request.tried_prefill, load);
   asked.dialect = fleet::Dialect::kKindred;
-  const auto worker = begin(request, fleet::choose_prefill(fleet_, *prefill_, asked), load);
-  if (worker) request.tried_prefill.push_back(*worker);
-  return worker;
+  std::optional<Destination> to;
+  if (engine_) to = begin_on_engine(request, Role::kPrefill, asked);
+  else if (const auto worker = begin(request, fleet::choose_prefill(fleet_, *prefill_, asked), load)) to = Destination{.worker = *worker};
+  if (to) request.tried_prefill.push_back(to->worker);
+  return to;
 }
 
 std::optional<fleet::WorkerId> Dispatcher::decode(Routed& request, const expert::ExpertCounts* counts) {
@@ -122,14 +138,19 @@ std::optional<fleet::WorkerId> Dispatcher::decode(Routed& request, const expert:
   return worker;
 }
 
-std::optional<fleet::WorkerId> Dispatcher::whole(Routed& request) {
+std::optional<Destination> Dispatcher::whole(Routed& request) {
   request.leg.release();
   const fleet::LegLoad load = whole_load(request);
-  const auto worker = begin(
-      request, fleet::choose_whole(fleet_, *prefill_, *plain_, Role::kBoth, ask(request, request.tried_decode, load)),
-      load);
-  if (worker) request.tried_decode.push_back(*worker);
-  return worker;
+  const fleet::Ask asked = ask(request, request.tried_decode, load);
+  std::optional<Destination> to;
+  if (engine_) {
+    to = begin_on_engine(request, Role::kBoth, asked);
+  } else if (const auto worker =
+                 begin(request, fleet::choose_whole(fleet_, *prefill_, *plain_, Role::kBoth, asked), load)) {
+    to = Destination{.worker = *worker};
+  }
+  if (to) request.tried_decode.push_back(to->worker);
+  return to;
 }
 
 void Dispatcher::stored(fleet::WorkerId worker, std::span<const uint64_t> chain) {

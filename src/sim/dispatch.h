@@ -16,6 +16,7 @@
 #include "fleet/prefix_index.h"
 #include "fleet/room.h"
 #include "policy/decode_policy.h"
+#include "policy/engine_policy.h"
 #include "policy/prefill_policy.h"
 
 namespace kindred::sim {
@@ -23,6 +24,8 @@ namespace kindred::sim {
 struct DispatchOptions {
   policy::PrefillPolicyOptions prefill;
   policy::DecodePolicyOptions decode;
+  // Chooses engines, for prefill and whole requests, in place of those above. None: workers are chosen.
+  std::optional<policy::EnginePolicyOptions> engine = {};
   std::shared_ptr<const expert::CohortModel> cohorts = nullptr;  // null: none
   fleet::FleetOptions fleet = {};
   int64_t decode_inflight = 0;  // requests a decode worker takes; 0: any number
@@ -31,11 +34,18 @@ struct DispatchOptions {
   uint32_t workers = 64;  // that may hold KV, for the index
 };
 
+// Where a leg goes.
+struct Destination {
+  fleet::WorkerId worker = 0;
+  std::optional<uint32_t> engine = {};  // none: the worker shares out its requests itself
+};
+
 // One request as the router knows it. Dropping it ends its leg and gives back its room.
 struct Routed {
   std::string key;    // what prefix-hash hashes: equal beginnings of prompts have equal keys
   std::string label;  // of its domain; empty: none
   uint32_t prompt_tokens = 0;
+  int32_t assigned = -1;  // policy::EngineRequest::assigned
   std::vector<fleet::HeldTokens> held = {};  // when it arrived
   std::vector<fleet::WorkerId> tried_prefill = {}, tried_decode = {};
   fleet::LoadGuard leg = {};
@@ -49,7 +59,7 @@ class Dispatcher {
 
   // Unknown until up(); `url` is what rings hash.
   fleet::WorkerId add(Role role, std::string url);
-  void up(fleet::WorkerId worker);
+  void up(fleet::WorkerId worker, uint32_t engines = 1);
   void assign_cohorts();  // row i to the i-th decode worker
   fleet::Fleet& fleet() { return fleet_; }
 
@@ -59,9 +69,9 @@ class Dispatcher {
   bool reserve(Routed& request);
 
   // Each ends the request's leg and begins the next one, on a worker not tried before. No value: nobody is there.
-  std::optional<fleet::WorkerId> prefill(Routed& request);
+  std::optional<Destination> prefill(Routed& request);
   std::optional<fleet::WorkerId> decode(Routed& request, const expert::ExpertCounts* counts);
-  std::optional<fleet::WorkerId> whole(Routed& request);
+  std::optional<Destination> whole(Routed& request);
   const policy::Decision& last() const { return last_; }  // of the last decision with a value
 
   // KV events, which reach the router at once.
@@ -75,12 +85,14 @@ class Dispatcher {
   fleet::Ask ask(const Routed& request, std::span<const fleet::WorkerId> exclude, fleet::LegLoad load) const;
   fleet::LegLoad whole_load(const Routed& request) const;
   std::optional<fleet::WorkerId> begin(Routed& request, std::optional<fleet::Choice> choice, fleet::LegLoad load);
+  std::optional<Destination> begin_on_engine(Routed& request, Role role, const fleet::Ask& asked);
 
   const DispatchOptions options_;
   fleet::Fleet fleet_;
   fleet::DecodeRoom room_;
   std::unique_ptr<policy::PrefillPolicy> prefill_;
   std::unique_ptr<policy::DecodePolicy> decode_, plain_;
+  std::unique_ptr<policy::EnginePolicy> engine_;       // null: none
   std::unique_ptr<fleet::PrefixIndex> index_;  // null: no policy asks what workers hold
   std::vector<fleet::PrefixIndex::Held> found_;
   policy::Decision last_;

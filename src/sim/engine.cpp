@@ -16,8 +16,44 @@ uint32_t Engine::add(const Sequence& sequence) {
     free_slots_.pop_back();
   }
   slots_[at] = Slot{.sequence = sequence, .state = State::kWaiting};
-  waiting_.push_back(at);
+  slots_[at].queued = ++queue_names_;
+  enqueue(at, /*preempted=*/false);
   return at;
+}
+
+// The last token is computed whatever is cached: its output is the next one.
+uint32_t Engine::cached_pieces(const Sequence& sequence) const {
+  const uint32_t total = sequence.prompt_tokens + sequence.generated;
+  return static_cast<uint32_t>(std::min<size_t>(pool_.held(sequence.pieces), (total - 1) / options_.kv.piece_tokens));
+}
+
+void Engine::enqueue(uint32_t at, bool preempted) {
+  Slot& slot = slots_[at];
+  const Sequence& sequence = slot.sequence;
+  slot.waiting = 0;
+  if (!sequence.fetches) {
+    slot.waiting =
+        sequence.prompt_tokens + sequence.generated - cached_pieces(sequence) * options_.kv.piece_tokens;
+  }
+  waiting_prefill_tokens_ += slot.waiting;
+  queued_.emplace(slot.queued, at);
+  waiting_.add({.sequence = slot.queued,
+                .arrival_ns = sequence.arrival_ns,
+                .prefill_tokens = slot.waiting,
+                .priority = sequence.priority,
+                .preempted = preempted});
+}
+
+void Engine::dequeue(uint32_t at) {
+  waiting_.remove(slots_[at].queued);
+  queued_.erase(slots_[at].queued);
+  waiting_prefill_tokens_ -= slots_[at].waiting;
+}
+
+uint64_t Engine::remaining_prefill_tokens() const {
+  uint64_t out = 0;
+  for (const uint32_t at : running_) out += slots_[at].to_compute - slots_[at].chunk;
+  return out;
 }
 
 void Engine::free_blocks(Slot& slot) {
@@ -46,8 +82,7 @@ bool Engine::admit(uint32_t at) {
   } else {
     const uint32_t total = sequence.prompt_tokens + sequence.generated;
     const uint32_t piece = options_.kv.piece_tokens;
-    // The last token is computed whatever is cached: its output is the next one.
-    const auto hits = static_cast<uint32_t>(std::min<size_t>(pool_.held(sequence.pieces), (total - 1) / piece));
+    const uint32_t hits = cached_pieces(sequence);
     pool_.share(sequence.pieces.first(hits));
     const uint32_t blocks = pool_.blocks_for(total) - hits * (piece / options_.kv.block_tokens);
     if (!pool_.take(blocks)) {
@@ -75,7 +110,7 @@ void Engine::preempt_last() {
   slot.sequence.fetches = false;  // what it had is lost: it computes here
   slot.state = State::kWaiting;
   slot.decodes = false;
-  waiting_.push_front(at);
+  enqueue(at, /*preempted=*/true);
   ++preemptions_;
   preempted_ = true;
 }
@@ -120,7 +155,7 @@ void Engine::plan_chunk(uint32_t at, StepShape& shape, ExpertUnion& experts, uin
   experts.add_chunk(*slot.sequence.experts->prompt, slot.chunk);
 }
 
-bool Engine::plan(StepShape& shape, ExpertUnion& experts, std::vector<uint32_t>& fetches) {
+bool Engine::plan(StepShape& shape, ExpertUnion& experts, std::vector<uint32_t>& fetches, int64_t now_ns) {
   uint32_t budget = options_.token_budget;
   preempted_ = false;
   plan_decodes(shape, experts, budget);
@@ -128,10 +163,10 @@ bool Engine::plan(StepShape& shape, ExpertUnion& experts, std::vector<uint32_t>&
     if (slots_[at].to_compute > 0) plan_chunk(at, shape, experts, budget);
   }
   while (!preempted_ && !waiting_.empty() && running() < options_.max_running) {
-    const uint32_t at = waiting_.front();
+    const uint32_t at = queued_.at(*waiting_.next(now_ns));
     if (!slots_[at].sequence.fetches && budget == 0) break;
     if (!admit(at)) break;
-    waiting_.pop_front();
+    dequeue(at);
     if (slots_[at].state == State::kFetching) fetches.push_back(at);
     else plan_chunk(at, shape, experts, budget);
   }
@@ -199,7 +234,7 @@ void Engine::release(uint32_t slot) {
   KINDRED_CHECK(slots_[slot].state != State::kFree && !slots_[slot].decodes && slots_[slot].chunk == 0);
   if (slots_[slot].state == State::kRunning) std::erase(running_, slot);
   if (slots_[slot].state == State::kFetching) --fetching_;
-  if (slots_[slot].state == State::kWaiting) std::erase(waiting_, slot);
+  if (slots_[slot].state == State::kWaiting) dequeue(slot);
   vacate(slot);
 }
 
@@ -207,6 +242,8 @@ void Engine::clear() {
   slots_.clear();
   free_slots_.clear();
   waiting_.clear();
+  queued_.clear();
+  waiting_prefill_tokens_ = 0;
   running_.clear();
   fetching_ = 0;
   pool_.clear();

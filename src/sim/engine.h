@@ -1,20 +1,21 @@
 // One engine of a worker: continuous batching with chunked prefill, as vLLM's scheduler does it.
 //
 // A step takes every running sequence that decodes (one token each), then chunks of prompts, then admits who
-// waits, first come first served, within `token_budget` tokens, `max_running` sequences and the KV blocks there
-// are. Who is admitted gets the blocks of all it has to compute or fetch. When a decoding sequence needs a block
-// and none is left, the one admitted last is preempted: it loses its KV, waits in front of all others, and
-// computes everything again.
+// waits, in the queue's order (policy/queue_order.h), within `token_budget` tokens, `max_running` sequences and the
+// KV blocks there are. Who is next and does not fit holds up all behind it. Who is admitted gets the blocks of all it
+// has to compute or fetch. When a decoding sequence needs a block and none is left, the one admitted last is
+// preempted: it loses its KV, waits in front of all others, and computes everything again.
 //
 // Units: tokens, and requests by their index. Thread-safety: none. Spans in a Sequence are borrowed for as long as
 // it is here.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
+#include "policy/queue_order.h"
 #include "sim/expert_union.h"
 #include "sim/kv_pool.h"
 #include "sim/step_time.h"
@@ -25,6 +26,7 @@ struct EngineOptions {
   KvPoolOptions kv;
   uint32_t token_budget = 8192;
   uint32_t max_running = 256;
+  policy::QueueOptions queue = {};
 };
 
 struct Sequence {
@@ -36,6 +38,8 @@ struct Sequence {
   bool hands_off = false;                 // goes elsewhere after its first token; its blocks stay until release()
   std::span<const uint64_t> pieces = {};  // of the prompt, whole ones, for the prefix cache
   const RequestExperts* experts = nullptr;
+  int64_t arrival_ns = 0;  // on the clock of plan()'s `now_ns`
+  int64_t priority = 0;    // policy::QueuedRequest::priority
 };
 
 struct Emitted {
@@ -47,14 +51,15 @@ struct Emitted {
 
 class Engine {
  public:
-  explicit Engine(const EngineOptions& options) : options_(options), pool_(options.kv) {}
+  explicit Engine(const EngineOptions& options) : options_(options), pool_(options.kv), waiting_(options.queue) {}
 
   // Returns its slot, valid until it is finished or released.
   uint32_t add(const Sequence& sequence);
 
   // Decides the next step. `shape` gets all but experts and ranks, `experts` the rows of who takes part, `fetches`
-  // the slots that were admitted and wait for KV. False: there is nothing to run.
-  bool plan(StepShape& shape, ExpertUnion& experts, std::vector<uint32_t>& fetches);
+  // the slots that were admitted and wait for KV. `now_ns` matters to queue orders that look at waiting times.
+  // False: there is nothing to run.
+  bool plan(StepShape& shape, ExpertUnion& experts, std::vector<uint32_t>& fetches, int64_t now_ns = 0);
   // The planned step has run.
   void finish(std::vector<Emitted>& out);
 
@@ -66,6 +71,18 @@ class Engine {
   uint32_t request(uint32_t slot) const { return slots_[slot].sequence.request; }
   size_t running() const { return running_.size() + fetching_; }
   size_t waiting() const { return waiting_.size(); }
+  // Of running sequences, what will be left to compute once the planned step has run: what is in a step can no longer
+  // be helped, and nobody who comes now waits for it twice.
+  uint64_t remaining_prefill_tokens() const;
+  // Of waiting ones, less what the prefix cache held when they came.
+  uint64_t waiting_prefill_tokens() const { return waiting_prefill_tokens_; }
+  // visit(const RequestExperts&, prompt tokens, generated tokens) for each sequence that takes part in the planned step.
+  void for_each_planned(const auto& visit) const {
+    for (const uint32_t at : running_) {
+      const Slot& slot = slots_[at];
+      if (slot.decodes || slot.chunk > 0) visit(*slot.sequence.experts, slot.chunk, slot.decodes ? 1U : 0U);
+    }
+  }
   const KvPool& pool() const { return pool_; }
   KvPool& pool() { return pool_; }
   uint64_t preemptions() const { return preemptions_; }
@@ -84,7 +101,13 @@ class Engine {
     uint32_t shared = 0;      // pieces
     uint32_t blocks = 0;      // private
     uint64_t admitted = 0;    // order of admission
+    uint64_t queued = 0;      // its name in the queue
+    uint32_t waiting = 0;     // tokens that it counts for in waiting_prefill_tokens_
   };
+
+  uint32_t cached_pieces(const Sequence& sequence) const;
+  void enqueue(uint32_t at, bool preempted);
+  void dequeue(uint32_t at);
 
   bool admit(uint32_t at);
   bool grow(uint32_t at);
@@ -99,7 +122,9 @@ class Engine {
   KvPool pool_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
-  std::deque<uint32_t> waiting_;
+  policy::QueueOrder waiting_;
+  std::unordered_map<uint64_t, uint32_t> queued_;  // slots by their names in the queue
+  uint64_t queue_names_ = 0, waiting_prefill_tokens_ = 0;
   std::vector<uint32_t> running_;  // in order of admission
   size_t fetching_ = 0;
   bool preempted_ = false;  // while planning

@@ -159,5 +159,55 @@ TEST_F(EngineTest, NoMoreThanMaxRunning) {
   EXPECT_EQ(e.waiting(), 1U);
 }
 
+TEST_F(EngineTest, TheQueuesOrderIsThePolicys) {
+  Engine e({.kv = {.blocks = 64, .block_tokens = 16, .piece_tokens = 32, .cache = false},
+            .token_budget = 64,
+            .max_running = 1,
+            .queue = {.policy = policy::QueuePolicy::kSjfAging, .age_ns = 1000}});
+  const auto add = [&](uint32_t request, uint32_t prompt, int64_t arrival_ns) {
+    Sequence with = sequence(request, prompt, 1);
+    with.arrival_ns = arrival_ns;
+    e.add(with);
+  };
+  add(0, 60, 0);
+  add(1, 10, 500);
+  add(2, 20, 600);
+  const auto next = [&](int64_t now_ns) {
+    StepShape shape;
+    std::vector<uint32_t> fetches;
+    std::vector<Emitted> emitted;
+    union_.clear();
+    EXPECT_TRUE(e.plan(shape, union_, fetches, now_ns));
+    e.finish(emitted);
+    return emitted.at(0).request;
+  };
+  EXPECT_EQ(next(700), 1U);   // the shortest
+  EXPECT_EQ(next(1001), 0U);  // who has waited for too long
+  EXPECT_EQ(next(1001), 2U);
+}
+
+TEST_F(EngineTest, SaysWhatPromptsAreLeftToCompute) {
+  Engine e = engine(64, 64, 1);
+  const uint64_t pieces[] = {7, 8};
+  Sequence first = sequence(0, 100, 2);
+  first.pieces = pieces;
+  e.add(first);
+  EXPECT_EQ(e.waiting_prefill_tokens(), 100U);
+  StepShape shape;
+  std::vector<uint32_t> fetches;
+  std::vector<Emitted> emitted;
+  e.plan(shape, union_, fetches);
+  EXPECT_EQ(e.waiting_prefill_tokens(), 0U);
+  EXPECT_EQ(e.remaining_prefill_tokens(), 36U);  // the step under way takes 64
+  e.finish(emitted);
+  EXPECT_EQ(e.remaining_prefill_tokens(), 36U);
+  Sequence second = sequence(1, 100, 2);
+  second.pieces = pieces;
+  const uint32_t slot = e.add(second);
+  EXPECT_EQ(e.waiting_prefill_tokens(), 36U);  // both pieces are cached
+  e.release(slot);
+  EXPECT_EQ(e.waiting_prefill_tokens(), 0U);
+}
+
 }  // namespace
 }  // namespace kindred::sim
