@@ -75,6 +75,8 @@ Traffic generate_traffic(TrafficKind kind, const TrafficShape& shape, uint64_t s
       }
     }
   }
+  // A small sparse one may have come out empty, and empty traffic is none.
+  if (*std::max_element(traffic.tokens.begin(), traffic.tokens.end()) == 0) traffic.tokens.front() = 1;
   return traffic;
 }
 

@@ -9,6 +9,11 @@
 #include "expert/assign.h"
 
 namespace kindred::place {
+namespace {
+
+constexpr uint32_t kCapAttempts = 5;
+
+}  // namespace
 
 void Settler::begin(const Rows& rows) {
   rows_ = rows;
@@ -20,12 +25,22 @@ void Settler::begin(const Rows& rows) {
   double scale = rows.beta * mean_;
   for (size_t i = 0; i < n; ++i) scale = std::max(scale, std::abs(rows.cost[i * rows.ranks]));
   least_gain_ = 1e-11 * static_cast<double>(n) * std::max(scale, 1e-300);
-  // Any unit of load above the cap must outweigh what a row could save elsewhere.
-  const auto [least, most] = std::minmax_element(rows.cost.begin(), rows.cost.end());
-  penalty_ = std::isfinite(rows.load_cap) ? 1e3 * (*most - *least + rows.beta * mean_ + 1) : 0;
+  penalty_ = std::isfinite(rows.load_cap) ? first_penalty() : 0;
   entering_.resize(slots_);
   entering_load_.resize(slots_);
   settled_pair_.assign(size_t{rows.ranks} * rows.ranks, 0);
+}
+
+// Per unit of load above the cap: a few times what a unit of any row can save by being elsewhere. settle() raises it
+// where that is not enough.
+double Settler::first_penalty() const {
+  double most = rows_.beta;
+  for (size_t row = 0; row < rows_.load.size(); ++row) {
+    const std::span<const double> costs = rows_.cost.subspan(row * rows_.ranks, rows_.ranks);
+    const auto [least_cost, most_cost] = std::minmax_element(costs.begin(), costs.end());
+    if (rows_.load[row] > 0) most = std::max(most, (*most_cost - *least_cost) / rows_.load[row]);
+  }
+  return 4 * most;
 }
 
 void Settler::load_state(std::span<const uint32_t> rank, State& state) const {
@@ -139,7 +154,7 @@ void Settler::search(State& best, uint32_t kicks) {
   if (rows_.ranks < 2) return;
   Rng rng(slots_);
   State trial;
-  for (uint32_t failed = 0; failed < kicks;) {
+  for (uint32_t failed = 0, round = 0; failed < kicks && round < 16 * kicks; ++round) {
     trial = best;
     kick(trial, rng);
     kick(trial, rng);
@@ -166,7 +181,7 @@ Settled Settler::finish(const State& state) const {
       load[r] += rows_.load[row];
     }
     out.objective += rows_.beta * std::abs(load[r] - mean_);
-    out.excess += std::max(0.0, load[r] - rows_.load_cap);
+    if (load[r] > rows_.load_cap * (1 + 1e-9)) out.excess += load[r] - rows_.load_cap;
   }
   return out;
 }
@@ -203,20 +218,16 @@ Settled Settler::settle(const Rows& rows, const SettleOptions& options) {
     load_state(assign_at(price, bound), trial);
     if (trial.objective < best.objective) best = trial;
   }
-  std::fill(settled_pair_.begin(), settled_pair_.end(), uint8_t{0});
-  search(best, options.kicks);
-  Settled out = finish(best);
+  Settled out;
+  for (uint32_t attempt = 0; attempt < kCapAttempts; ++attempt) {
+    std::fill(settled_pair_.begin(), settled_pair_.end(), uint8_t{0});
+    search(best, options.kicks);
+    out = finish(best);
+    if (out.excess == 0) break;
+    penalty_ *= 8;
+    load_state(out.rank, best);
+  }
   out.bound = std::min(bound, out.objective);
-  return out;
-}
-
-Settled Settler::descend(const Rows& rows, std::span<const uint32_t> start) {
-  begin(rows);
-  State state;
-  load_state(start, state);
-  descend(state);
-  Settled out = finish(state);
-  out.bound = -std::numeric_limits<double>::infinity();
   return out;
 }
 

@@ -7,6 +7,8 @@
 // how good the result is. Then swap descent: rows of two ranks are swapped while that pays, with the loads taken
 // exactly. Then kicks: two pairs that cost little to swap are swapped, and the descent is repeated from there.
 //
+// A cap on load is a steep price on what is above it, made steeper until nothing is, a few times.
+//
 // All of it is deterministic, and bounded by counts, not by time.
 //
 // Thread-safety: none; memory of one Settler is reused between calls.
@@ -44,8 +46,6 @@ struct SettleOptions {
 class Settler {
  public:
   Settled settle(const Rows& rows, const SettleOptions& options = {});
-  // Only the descent, from `start` [N], in which every rank is exactly full. No bound: minus infinity.
-  Settled descend(const Rows& rows, std::span<const uint32_t> start);
 
  private:
   struct State {
@@ -60,6 +60,7 @@ class Settler {
 
   void begin(const Rows& rows);
   void load_state(std::span<const uint32_t> rank, State& state) const;
+  double first_penalty() const;
   double load_price(double load) const;
   double cost(uint32_t row, uint32_t rank) const { return rows_.cost[size_t{row} * rows_.ranks + rank]; }
   Swap best_swap(const State& state, uint32_t a, uint32_t b);
