@@ -95,8 +95,7 @@ std::vector<float> class_starts(const Problem& problem) {
 }  // namespace
 
 Placement place_moetuner(const Problem& problem) {
-  Placement placement{
-      .layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
+  Placement placement{.layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
   Settler settler;
   std::vector<uint32_t> before;
   for (size_t l = 0; l < placement.layers; ++l) {
@@ -113,8 +112,7 @@ Placement place_moetuner(const Problem& problem) {
 }
 
 Placement place_sem_moe(const Problem& problem) {
-  Placement placement{
-      .layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
+  Placement placement{.layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
   const std::vector<float> starts = class_starts(problem);
   for (size_t l = 0; l < placement.layers; ++l) {
     const std::vector<float> profiles = source_profiles(problem, l);

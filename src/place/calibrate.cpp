@@ -38,8 +38,7 @@ CalibrationPoint try_weights(Problem problem, const Weights& weights, const Plac
 }  // namespace
 
 Result<std::vector<CalibrationPoint>> calibrate_greedy(const Problem& problem, const Placement& reference,
-                                                       std::span<const double> betas,
-                                                       std::span<const double> gammas) {
+                                                       std::span<const double> betas, std::span<const double> gammas) {
   if (Status good = problem.check(); !good) return std::move(good).error();
   Problem with_reference = problem;  // for the same checks
   with_reference.old = reference;

@@ -123,12 +123,12 @@ Result<double> solve_layer(const Problem& problem, size_t layer, const Placement
   Highs_setDoubleOptionValue(highs.get(), "time_limit", time_limit_s);
   Highs_setDoubleOptionValue(highs.get(), "mip_rel_gap", 0);
   Highs_setDoubleOptionValue(highs.get(), "mip_abs_gap", 1e-6);
-  const HighsInt passed = Highs_passMip(
-      highs.get(), program.columns(), program.rows(), static_cast<HighsInt>(program.index.size()),
-      kHighsMatrixFormatColwise, kHighsObjSenseMinimize, 0, program.cost.data(),
-      std::vector<double>(program.cost.size(), 0.0).data(), program.column_upper.data(), program.row_lower.data(),
-      program.row_upper.data(), program.start.data(), program.index.data(), program.value.data(),
-      program.integrality.data());
+  const HighsInt passed =
+      Highs_passMip(highs.get(), program.columns(), program.rows(), static_cast<HighsInt>(program.index.size()),
+                    kHighsMatrixFormatColwise, kHighsObjSenseMinimize, 0, program.cost.data(),
+                    std::vector<double>(program.cost.size(), 0.0).data(), program.column_upper.data(),
+                    program.row_lower.data(), program.row_upper.data(), program.start.data(), program.index.data(),
+                    program.value.data(), program.integrality.data());
   if (passed == kHighsStatusError) return Error{ErrorCode::kInternal, "exact: HiGHS refused the program"};
   if (hint != nullptr) {
     LayerRouting routing(problem, layer);
@@ -156,11 +156,10 @@ Result<Solution> place_exact(const Problem& problem, const SolveOptions& options
   }
   const Result<Solution> hint = place_flow(problem);
   Solution solution;
-  solution.placement = {
-      .layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
+  solution.placement = {.layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
   for (size_t l = 0; l < problem.traffic.layers; ++l) {
-    const Result<double> bound = solve_layer(problem, l, hint ? &hint->placement : nullptr, options.time_limit_s,
-                                             solution.placement.rank);
+    const Result<double> bound =
+        solve_layer(problem, l, hint ? &hint->placement : nullptr, options.time_limit_s, solution.placement.rank);
     if (!bound) return bound.error();
     solution.bound.push_back(*bound);
     if (options.on_layer) options.on_layer(l + 1);

@@ -65,8 +65,8 @@ std::string to_sentence(const MoveReason& move, const std::string& source_name) 
   const std::string source =
       source_name.empty() ? fmt::format("source {}", move.main_source) : fmt::format("'{}'", source_name);
   std::string text = fmt::format("layer {}, expert {}: {} rank {} to {}; {:.0f} of its {:.0f} tokens come from {}",
-                                 move.layer, move.expert, move.copy ? "copied from" : "from", move.from,
-                                 move.to, move.main_tokens, move.tokens, source);
+                                 move.layer, move.expert, move.copy ? "copied from" : "from", move.from, move.to,
+                                 move.main_tokens, move.tokens, source);
   if (move.saved_communication > 0) {
     text += fmt::format(", which saves {:.0f}", move.saved_communication);
   } else if (move.saved_communication < 0) {

@@ -13,10 +13,10 @@ namespace kindred::place {
 
 struct MoveReason {
   uint32_t layer = 0, expert = 0;
-  uint32_t from = 0, to = 0;     // of a new copy: `from` is the first old holder
-  bool copy = false;             // the old holders keep it
-  double tokens = 0;             // of the expert
-  uint32_t main_source = 0;      // that sends it most
+  uint32_t from = 0, to = 0;  // of a new copy: `from` is the first old holder
+  bool copy = false;          // the old holders keep it
+  double tokens = 0;          // of the expert
+  uint32_t main_source = 0;   // that sends it most
   double main_tokens = 0;
   double saved_communication = 0;  // tokens * distance; negative: it costs
   // Loads over the mean of the layer: of the rank it leaves, before; of the rank it goes to, after.

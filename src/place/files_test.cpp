@@ -42,8 +42,7 @@ TEST(traffic_file, bad_json) {
 }
 
 TEST(traffic_file, csv) {
-  const Result<TrafficFile> file =
-      traffic_from_csv("layer,source,expert,tokens\r\n0,0,1,5\n1, 1, 0, 2.5\n\n0,0,1,1\n");
+  const Result<TrafficFile> file = traffic_from_csv("layer,source,expert,tokens\r\n0,0,1,5\n1, 1, 0, 2.5\n\n0,0,1,1\n");
   ASSERT_TRUE(file.ok()) << file.error().message;
   EXPECT_EQ(file->traffic.layers, 2U);
   EXPECT_EQ(file->traffic.tokens, (std::vector<double>{0, 6, 0, 0, 0, 0, 2.5, 0}));
@@ -58,8 +57,8 @@ TEST(traffic_file, csv) {
 
 TEST(traffic_file, vllm_load) {
   // Expert 1 has two slots; two windows.
-  const Result<TrafficFile> file = traffic_from_json(
-      R"({"physical_to_logical_map": [[0,1,2,1]], "expert_load": [[[1,2,3,4]],[[10,20,30,40]]]})");
+  const Result<TrafficFile> file =
+      traffic_from_json(R"({"physical_to_logical_map": [[0,1,2,1]], "expert_load": [[[1,2,3,4]],[[10,20,30,40]]]})");
   ASSERT_TRUE(file.ok()) << file.error().message;
   EXPECT_EQ(file->traffic.tokens, (std::vector<double>{11, 66, 33}));
   const Result<Placement> placement = placement_from_slots(file->slots, 3, 2);

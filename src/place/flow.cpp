@@ -65,8 +65,7 @@ Result<Solution> flow_with_copies(const Problem& problem) {
 Result<Solution> place_flow(const Problem& problem) {
   if (problem.redundant > 0) return flow_with_copies(problem);
   Solution solution;
-  solution.placement = {
-      .layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
+  solution.placement = {.layers = problem.traffic.layers, .experts = problem.traffic.experts, .ranks = problem.ranks()};
   Settler settler;
   std::vector<double> cost;
   for (size_t l = 0; l < problem.traffic.layers; ++l) {

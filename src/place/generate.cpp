@@ -10,10 +10,10 @@ namespace kindred::place {
 namespace {
 
 struct KindShape {
-  double lean;        // an expert's own source sends so many times what others do
-  double skew;        // exponent of Zipf's law over experts; 0: uniform
-  double mean;        // tokens per pair of source and expert
-  double present;     // share of pairs that are not zero
+  double lean;     // an expert's own source sends so many times what others do
+  double skew;     // exponent of Zipf's law over experts; 0: uniform
+  double mean;     // tokens per pair of source and expert
+  double present;  // share of pairs that are not zero
   bool hot, one_source;
 };
 

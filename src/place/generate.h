@@ -20,9 +20,9 @@ enum class TrafficKind {
   kSparse,           // few tokens, most pairs of source and expert none
   kOneSource,        // only the first source sends
 };
-inline constexpr std::array kTrafficKinds = {TrafficKind::kAffinity, TrafficKind::kWeakAffinity,
-                                             TrafficKind::kBalancedSources, TrafficKind::kZipf, TrafficKind::kHot,
-                                             TrafficKind::kSparse, TrafficKind::kOneSource};
+inline constexpr std::array kTrafficKinds = {
+    TrafficKind::kAffinity, TrafficKind::kWeakAffinity, TrafficKind::kBalancedSources, TrafficKind::kZipf,
+    TrafficKind::kHot,      TrafficKind::kSparse,       TrafficKind::kOneSource};
 std::string_view to_string(TrafficKind kind);
 
 struct TrafficShape {

@@ -214,9 +214,8 @@ class Scheduler {
     add_holder(l, other, from);
     std::erase(leaving_[cell(l, other)], wanted.rank);
     superfluous_ -= 2;
-    const auto met = std::find_if(wanted_.begin(), wanted_.end(), [&](const Wanted& w) {
-      return w.layer == l && w.expert == other && w.rank == from;
-    });
+    const auto met = std::find_if(wanted_.begin(), wanted_.end(),
+                                  [&](const Wanted& w) { return w.layer == l && w.expert == other && w.rank == from; });
     if (met != wanted_.end()) {
       met->rank = ranks_;
       return;
@@ -236,9 +235,9 @@ class Scheduler {
 
   uint32_t layers_, ranks_, slots_;
   const MigrationOptions& options_;
-  std::vector<uint32_t> held_;         // [L, R]: experts there, arrivals of this batch included
-  std::vector<uint64_t> total_;        // [R]: the same over layers
-  std::vector<uint32_t> busy_batch_;   // [L, E]: the last batch the expert was part of, from 1
+  std::vector<uint32_t> held_;        // [L, R]: experts there, arrivals of this batch included
+  std::vector<uint64_t> total_;       // [R]: the same over layers
+  std::vector<uint32_t> busy_batch_;  // [L, E]: the last batch the expert was part of, from 1
   uint32_t experts_;
   std::vector<Ranks> holders_, leaving_;  // [L, E]
   std::vector<Wanted> wanted_;

@@ -54,9 +54,9 @@ struct MigrationOptions {
 struct MigrationPlan {
   std::vector<MigrationStep> steps;
   uint32_t batches = 0;
-  double bytes = 0;     // over links
-  double cost_s = 0;    // of all batches, one after another
-  double gain_s = 0;    // per window; negative: the new placement is worse
+  double bytes = 0;   // over links
+  double cost_s = 0;  // of all batches, one after another
+  double gain_s = 0;  // per window; negative: the new placement is worse
   bool pays = false;
   std::string reason;  // why it pays or does not, in words
 };

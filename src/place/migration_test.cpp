@@ -197,8 +197,7 @@ TEST(migration, cost_and_gain_by_hand) {
 TEST(migration, a_worse_placement_never_pays) {
   Problem problem = generate_problem(TrafficKind::kAffinity, {.layers = 2, .experts = 16}, 4, 3);
   problem.old = solve(problem, Solver::kFlow)->placement;
-  const Result<MigrationPlan> plan =
-      plan_migration(problem, shuffled(problem.old, 5), {.windows = 1e9, .margin = 0});
+  const Result<MigrationPlan> plan = plan_migration(problem, shuffled(problem.old, 5), {.windows = 1e9, .margin = 0});
   ASSERT_TRUE(plan.ok());
   EXPECT_LT(plan->gain_s, 0);
   EXPECT_FALSE(plan->pays);

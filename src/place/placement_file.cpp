@@ -119,9 +119,9 @@ Result<Placement> placement_from_lists(const Json& lists, uint32_t experts, uint
   Placement placement{.layers = static_cast<uint32_t>(lists.size()), .experts = experts, .ranks = ranks};
   for (uint32_t l = 0; l < placement.layers; ++l) {
     if (!lists[l].is_array() || lists[l].size() != experts) {
-      return invalid(fmt::format("layer {}: {} entries; accepted: one for each of {} experts", l, lists[l].size(),
-                                 experts),
-                     "placement");
+      return invalid(
+          fmt::format("layer {}: {} entries; accepted: one for each of {} experts", l, lists[l].size(), experts),
+          "placement");
     }
     for (uint32_t e = 0; e < experts; ++e) {
       if (Status good = read_expert(lists[l][e], l, e, ranks, placement); !good) return std::move(good).error();
@@ -135,8 +135,7 @@ Result<Placement> placement_from_lists(const Json& lists, uint32_t experts, uint
   return placement;
 }
 
-std::vector<std::vector<uint32_t>> slots_of(const Placement& placement,
-                                            const std::vector<std::vector<uint32_t>>& old) {
+std::vector<std::vector<uint32_t>> slots_of(const Placement& placement, const std::vector<std::vector<uint32_t>>& old) {
   const uint32_t slots = slots_per_rank(placement);
   std::vector<std::vector<uint32_t>> out(placement.layers);
   for (uint32_t l = 0; l < placement.layers; ++l) {

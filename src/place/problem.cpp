@@ -99,10 +99,10 @@ Result<Topology> tiered_topology(uint32_t sources, uint32_t ranks, const Tiers& 
     for (uint32_t r = 0; r < ranks; ++r) {
       double least = std::numeric_limits<double>::infinity();
       for (uint32_t o = own.begin; o < own.end; ++o) {
-        const double step = o == r                            ? 0
-                            : o / per_node == r / per_node    ? tiers.same_node
-                            : o / per_rack == r / per_rack    ? tiers.same_rack
-                                                              : tiers.far;
+        const double step = o == r                         ? 0
+                            : o / per_node == r / per_node ? tiers.same_node
+                            : o / per_rack == r / per_rack ? tiers.same_rack
+                                                           : tiers.far;
         least = std::min(least, step);
       }
       topology.distance[size_t{s} * ranks + r] = least;
@@ -206,22 +206,21 @@ Status Problem::check() const {
     return invalid(fmt::format("{} sources, but traffic has {}", topology.sources, traffic.sources), "distance");
   }
   if (ranks() > traffic.experts) {
-    return invalid(fmt::format("{} ranks for {} experts; accepted: at most one rank per expert", ranks(),
-                               traffic.experts),
-                   "ranks");
+    return invalid(
+        fmt::format("{} ranks for {} experts; accepted: at most one rank per expert", ranks(), traffic.experts),
+        "ranks");
   }
   if ((uint64_t{traffic.experts} + redundant) % ranks() != 0) {
     return invalid(fmt::format("{} experts and {} redundant slots do not fill {} ranks evenly; redundant slots that "
                                "do: {}, {}",
-                               traffic.experts, redundant, ranks(),
-                               (ranks() - traffic.experts % ranks()) % ranks(),
+                               traffic.experts, redundant, ranks(), (ranks() - traffic.experts % ranks()) % ranks(),
                                (ranks() - traffic.experts % ranks()) % ranks() + ranks()),
                    "redundant");
   }
   if (slots() > traffic.experts) {
-    return invalid(fmt::format("{} slots a rank for {} experts; accepted: at most one slot per expert", slots(),
-                               traffic.experts),
-                   "redundant");
+    return invalid(
+        fmt::format("{} slots a rank for {} experts; accepted: at most one slot per expert", slots(), traffic.experts),
+        "redundant");
   }
   for (const double weight : {weights.alpha, weights.beta, weights.gamma}) {
     if (!std::isfinite(weight) || weight < 0) {
@@ -229,8 +228,7 @@ Status Problem::check() const {
     }
   }
   if (!(load_cap >= 1)) return invalid(fmt::format("{}; accepted: 1 or more", load_cap), "load_cap");
-  if (!transitions.empty() &&
-      transitions.size() != size_t{traffic.layers - 1} * traffic.experts * traffic.experts) {
+  if (!transitions.empty() && transitions.size() != size_t{traffic.layers - 1} * traffic.experts * traffic.experts) {
     return invalid(fmt::format("{} numbers are not {} x {} x {}", transitions.size(), traffic.layers - 1,
                                traffic.experts, traffic.experts),
                    "transitions");

@@ -22,13 +22,12 @@ TEST(problem, ranks_of_sources) {
 }
 
 TEST(problem, tiers) {
-  const Result<Topology> topology = tiered_topology(
-      2, 8, {.ranks_per_node = 2, .nodes_per_rack = 2, .same_node = 1, .same_rack = 3, .far = 7});
+  const Result<Topology> topology =
+      tiered_topology(2, 8, {.ranks_per_node = 2, .nodes_per_rack = 2, .same_node = 1, .same_rack = 3, .far = 7});
   ASSERT_TRUE(topology.ok());
   // Source 0 owns ranks 0 to 3, which are a rack; source 1 the other.
   EXPECT_EQ(topology->distance, (std::vector<double>{0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0}));
-  const Result<Topology> four =
-      tiered_topology(4, 4, {.ranks_per_node = 2, .same_node = 1, .same_rack = 5});
+  const Result<Topology> four = tiered_topology(4, 4, {.ranks_per_node = 2, .same_node = 1, .same_rack = 5});
   ASSERT_TRUE(four.ok());
   EXPECT_EQ(four->at(0, 1), 1);
   EXPECT_EQ(four->at(0, 2), 5);

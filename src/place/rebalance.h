@@ -2,9 +2,10 @@
 // simulator, which call it every few seconds.
 //
 // Hysteresis. The placement is sought for the mean of the last windows, none before there are enough of them; its
-// plan must pay (place/migration.h), gain more than noise would, and be a gain in more than half of those windows one by one; after a migration as
-// many windows pass without another as it was expected to need to pay off. So traffic that alternates faster than
-// the windows' number looks constant, and slower changes are followed at the price that was agreed to.
+// plan must pay (place/migration.h), gain more than noise would, and be a gain in more than half of those windows one
+// by one; after a migration as many windows pass without another as it was expected to need to pay off. So traffic that
+// alternates faster than the windows' number looks constant, and slower changes are followed at the price that was
+// agreed to.
 //
 // Thread-safety: none; one owner.
 #pragma once

@@ -10,9 +10,7 @@ namespace {
 constexpr TrafficShape kShape{.layers = 2, .sources = 4, .experts = 16};
 
 // A link on which every migration would pay at once, so that only hysteresis stands in its way.
-RebalanceOptions eager() {
-  return {.migration = {.expert_bytes = 1, .windows = 4, .margin = 1}};
-}
+RebalanceOptions eager() { return {.migration = {.expert_bytes = 1, .windows = 4, .margin = 1}}; }
 
 struct Outcome {
   int migrations = 0, in_last_half = 0;

@@ -69,8 +69,7 @@ Cost LayerRouting::cost(const std::vector<std::vector<uint32_t>>& holders) {
     cost.max_load = std::max(cost.max_load, load);
   }
   const Weights& weights = problem_.weights;
-  cost.objective =
-      weights.alpha * cost.communication + weights.beta * cost.imbalance + weights.gamma * cost.moves;
+  cost.objective = weights.alpha * cost.communication + weights.beta * cost.imbalance + weights.gamma * cost.moves;
   return cost;
 }
 

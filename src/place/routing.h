@@ -40,7 +40,7 @@ class LayerRouting {
 
  private:
   const Problem& problem_;
-  std::span<const double> traffic_;                // [S, E]
+  std::span<const double> traffic_;  // [S, E]
   size_t experts_;
   std::vector<std::vector<uint32_t>> old_holders_;  // [E], or empty: nothing was placed
   std::vector<double> loads_;

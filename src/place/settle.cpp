@@ -84,8 +84,7 @@ Settler::Swap Settler::best_swap(const State& state, uint32_t a, uint32_t b) {
     const double load_i = rows_.load[on_a[i]];
     for (uint32_t j = 0; j < slots_; ++j) {
       const double moved = load_i - entering_load_[j];
-      const double delta =
-          leaving + entering_[j] + load_price(load_a - moved) + load_price(load_b + moved) - now;
+      const double delta = leaving + entering_[j] + load_price(load_a - moved) + load_price(load_b + moved) - now;
       if (delta < best.delta) best = {.delta = delta, .a = a, .b = b, .i = i, .j = j};
     }
   }

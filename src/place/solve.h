@@ -37,7 +37,7 @@ Result<Solver> parse_solver(std::string_view text);
 bool has_exact();
 
 struct SolveOptions {
-  double time_limit_s = 10;                       // of `exact`, per layer
+  double time_limit_s = 10;                        // of `exact`, per layer
   std::function<void(size_t done)> on_layer = {};  // of `exact`, after each layer
 };
 

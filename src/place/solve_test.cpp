@@ -53,8 +53,8 @@ TEST(solve, flow_is_never_worse_than_the_others) {
       const Problem problem = generate_problem(kind, {.layers = 2, .sources = 4, .experts = 32}, 8, seed);
       const Solution flow = solved(problem, Solver::kFlow);
       const double reached = objective(problem, flow.placement);
-      for (const Solver solver : {Solver::kLinear, Solver::kRoundRobin, Solver::kEplb, Solver::kGreedy,
-                                  Solver::kMoetuner, Solver::kSemMoe}) {
+      for (const Solver solver :
+           {Solver::kLinear, Solver::kRoundRobin, Solver::kEplb, Solver::kGreedy, Solver::kMoetuner, Solver::kSemMoe}) {
         EXPECT_LE(reached, objective(problem, solved(problem, solver).placement) * (1 + 1e-9))
             << to_string(kind) << " " << to_string(solver);
       }
@@ -107,7 +107,7 @@ TEST(solve, copies_go_to_the_sources) {
   Problem problem = generate_problem(TrafficKind::kAffinity, {.experts = 4}, 2, 1);
   problem.old = {};
   problem.redundant = 2;
-  problem.traffic.tokens = {100, 50, 3, 4,    // source 0: experts 0 and 1
+  problem.traffic.tokens = {100, 50, 3,  4,    // source 0: experts 0 and 1
                             100, 2,  60, 70};  // source 1: experts 0, 2 and 3
   const Placement placement = solved(problem, Solver::kFlow).placement;
   const std::vector<std::vector<uint32_t>> holders = placement.holders(0);

@@ -43,8 +43,7 @@ Status read_setup(const Json& json, TrafficFile& file) {
     Result<NumberGrid> grid = read_numbers(json["distance"], 2, "distance");
     if (!grid) return std::move(grid).error();
     if (grid->shape[0] != file.traffic.sources) {
-      return invalid(fmt::format("{} rows; accepted: one for each of {} sources", grid->shape[0],
-                                 file.traffic.sources),
+      return invalid(fmt::format("{} rows; accepted: one for each of {} sources", grid->shape[0], file.traffic.sources),
                      "distance");
     }
     if (file.ranks == 0) file.ranks = static_cast<uint32_t>(grid->shape[1]);
@@ -85,9 +84,9 @@ Result<TrafficFile> vllm_json(const Json& json) {
   if (!load) return load.error();
   const size_t layers = map->shape[0], slots = map->shape[1];
   if (load->shape[windows ? 1 : 0] != layers || load->shape[windows ? 2 : 1] != slots) {
-    return invalid(fmt::format("accepted: the shape of physical_to_logical_map, {} x {}, or windows of it", layers,
-                               slots),
-                   "expert_load");
+    return invalid(
+        fmt::format("accepted: the shape of physical_to_logical_map, {} x {}, or windows of it", layers, slots),
+        "expert_load");
   }
   Result<std::vector<std::vector<uint32_t>>> experts = slots_from_numbers(*map);
   if (!experts) return std::move(experts).error();
@@ -160,9 +159,10 @@ Result<TrafficFile> traffic_from_json(std::string_view text) {
   const Json json = parse_json(text);
   if (json.is_object() && json.contains("A")) return own_json(json);
   if (json.is_object() && json.contains("physical_to_logical_map")) return vllm_json(json);
-  return invalid("accepted: a JSON object with \"A\" [layers][sources][experts], or with "
-                 "\"physical_to_logical_map\" and \"expert_load\"",
-                 "json");
+  return invalid(
+      "accepted: a JSON object with \"A\" [layers][sources][experts], or with "
+      "\"physical_to_logical_map\" and \"expert_load\"",
+      "json");
 }
 
 Result<TrafficFile> traffic_from_csv(std::string_view text) {
@@ -214,17 +214,17 @@ Result<TrafficFile> traffic_from_activations(const expert::Activations& activati
   for (size_t i = 0; i < activations.requests(); ++i) {
     const bool decode = activations.has_decode() && activations.decode_tokens[i] > 0;
     const std::span<const uint32_t> counts = decode ? activations.decode(i) : activations.prefill(i);
-    const auto s = activations.has_domains() ? domain.at(activations.domains[i]) % count
-                                             : static_cast<uint32_t>(i % count);
+    const auto s =
+        activations.has_domains() ? domain.at(activations.domains[i]) % count : static_cast<uint32_t>(i % count);
     for (size_t l = 0; l < layers; ++l) {
       for (size_t e = 0; e < experts; ++e) {
         const uint32_t now = counts[l * experts + e];
         if (now == 0) continue;
         file.traffic.tokens[(l * count + s) * experts + e] += now;
         if (l + 1 == layers) continue;
-        const double share = static_cast<double>(now) /
-                             (static_cast<double>(decode ? activations.decode_tokens[i] : activations.prompt_tokens[i]) *
-                              activations.shape.top_k);
+        const double share = static_cast<double>(now) / (static_cast<double>(decode ? activations.decode_tokens[i]
+                                                                                    : activations.prompt_tokens[i]) *
+                                                         activations.shape.top_k);
         float* to = file.transitions.data() + (l * experts + e) * experts;
         for (size_t f = 0; f < experts; ++f) to[f] += static_cast<float>(share * counts[(l + 1) * experts + f]);
       }

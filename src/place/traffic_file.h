@@ -20,7 +20,7 @@ namespace kindred::place {
 
 struct TrafficFile {
   Traffic traffic;
-  std::vector<std::string> source_names = {};     // [S], or empty
+  std::vector<std::string> source_names = {};  // [S], or empty
   // What else the file says of the problem; 0 or empty where it does not.
   uint32_t ranks = 0;
   std::vector<double> distance = {};              // [S, R]

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "base/bytes.h"
-#include "base/json.h"
 #include "base/golden_files.h"
+#include "base/json.h"
 #include "policy/band.h"
 #include "policy/chooser.h"
 #include "policy/hash_ring.h"
