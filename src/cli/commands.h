@@ -13,6 +13,7 @@ int run_router(Args args);
 int run_demo(Args args);
 int run_record(Args args);
 int run_fit(Args args);
+int run_place(Args args);
 int run_status(Args args);
 int run_model(Args args);
 int run_bench(Args args);

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
+#include "base/golden_files.h"
 #include "base/json.h"
 #include "expert/assign.h"
-#include "expert/golden_files.h"
 #include "expert/kmeans.h"
 #include "expert/signature.h"
 

@@ -64,3 +64,15 @@ def test_locality_needs_a_prompt_per_worker(tmp_path):
     done = run("bench", "locality", "--prompts", prompts)
     assert done.returncode == 1
     assert "too few prompts" in done.stderr
+
+
+def test_place_judges_every_solver():
+    done = run("bench", "place", "--layers", 2, "--experts", 16, "--ranks", 4, "--sources", 2, "--runs", 1,
+               "--golden", ROOT / "tests/data/golden", "--time-limit-s", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert {row["solver"] for row in figures["solvers"]} >= {"flow", "greedy", "eplb", "moetuner", "sem-moe"}
+    known = [row for row in figures["goldens"] if row["solver"] == "flow"]
+    assert len(known) == 12
+    assert all(-1e-9 < row["above_optimum"] <= 1e-3 for row in known)
+    assert run("bench", "place", "--ranks", 3).returncode == 2

@@ -1,0 +1,134 @@
+"""`kindred place` as an operator runs it: traffic files in, placement files out, and what it says to nonsense."""
+import importlib.util
+import json
+import xml.etree.ElementTree
+
+import pytest
+
+from cluster import ROOT
+from test_cli import run
+
+LAYERS, SOURCES, EXPERTS = 2, 2, 8
+
+
+def traffic():
+    """Even experts are used by source 0, odd ones by source 1; linear placement suits neither."""
+    return {"A": [[[100 + e if e % 2 == s else 3 for e in range(EXPERTS)] for s in range(SOURCES)]
+                  for _ in range(LAYERS)], "source_names": ["code", "chat"]}
+
+
+@pytest.fixture
+def traffic_file(tmp_path):
+    path = tmp_path / "traffic.json"
+    path.write_text(json.dumps(traffic()))
+    return path
+
+
+def place(*args):
+    done = run("place", *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*args):
+    done = run("place", *args)
+    assert done.returncode in (1, 2), done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_report_and_files(traffic_file, tmp_path):
+    out = json.loads(place("--input", traffic_file, "--ranks", 4, "--json", "--explain", 3, "--calibrate",
+                           "--output", tmp_path / "placement.json", "--vllm", tmp_path / "vllm.json",
+                           "--sglang", tmp_path / "sglang.json", "--plots", tmp_path))
+    best = out["results"][0]
+    assert best["solver"] == "flow"
+    assert best["remote_tokens"] == LAYERS * EXPERTS * 3
+    assert best["objective"] < out["before"]["objective"]
+    assert 0 <= best["gap"] < 0.2
+    assert len(out["explain"]) == 3 and "tokens come from 'c" in out["explain"][0]
+    assert out["migration"]["steps"]
+    assert 0 <= out["calibration"]["best"]["kept"] <= 1
+    placement = json.loads((tmp_path / "placement.json").read_text())
+    assert (placement["layers"], placement["experts"], placement["ranks"]) == (LAYERS, EXPERTS, 4)
+    for row in placement["placement"]:
+        assert sorted(row) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert all((rank < 2) == (expert % 2 == 0) for expert, rank in enumerate(row))
+    slots = json.loads((tmp_path / "vllm.json").read_text())
+    assert json.loads((tmp_path / "sglang.json").read_text()) == {"physical_to_logical_map": slots}
+    for layer, row in enumerate(slots):
+        for slot, expert in enumerate(row):
+            assert placement["placement"][layer][expert] == slot // 2
+    for name in ("place-load.svg", "place-remote.svg"):
+        xml.etree.ElementTree.parse(tmp_path / name)
+
+
+def test_placed_already_stays(traffic_file, tmp_path):
+    place("--input", traffic_file, "--ranks", 4, "--output", tmp_path / "placement.json")
+    again = json.loads(place("--input", traffic_file, "--ranks", 4, "--placement", tmp_path / "placement.json", "--json"))
+    assert again["results"][0]["moves"] == 0
+    assert again["migration"]["pays"] is False
+
+
+def test_all_solvers_and_csv(tmp_path):
+    rows = ["layer,source,expert,tokens"]
+    for layer, sources in enumerate(traffic()["A"]):
+        for source, experts in enumerate(sources):
+            rows += [f"{layer},{source},{expert},{tokens}" for expert, tokens in enumerate(experts)]
+    path = tmp_path / "traffic.csv"
+    path.write_text("\n".join(rows) + "\n")
+    out = json.loads(place("--input", path, "--ranks", 4, "--compare", "--json"))
+    objectives = {row["solver"]: row["objective"] for row in out["results"]}
+    assert set(objectives) >= {"flow", "linear", "round-robin", "eplb", "greedy", "moetuner", "sem-moe"}
+    assert objectives["flow"] == min(objectives.values())
+    assert "as it is" in place("--input", path, "--ranks", 4)
+    with_copies = json.loads(place("--input", path, "--ranks", 4, "--redundant", 4, "--json"))
+    assert with_copies["slots"] == 3
+    assert with_copies["results"][0]["remote_tokens"] < out["results"][0]["remote_tokens"]
+
+
+def test_vllm_load(tmp_path):
+    path = tmp_path / "load.json"
+    path.write_text(json.dumps({"physical_to_logical_map": [[0, 1, 2, 3, 0, 1]], "expert_load": [[9, 1, 1, 1, 8, 1]]}))
+    out = json.loads(place("--input", path, "--ranks", 2, "--json"))
+    assert out["slots"] == 3
+    assert out["results"][0]["max_over_mean_load"] < 1.1
+
+
+def test_sglang_records():
+    spec = importlib.util.spec_from_file_location("recorder", ROOT / "integrations/sglang/expert_distribution.py")
+    recorder = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recorder)
+    mapping = [[0, 1, 2, 0]]
+
+    def dump(rank, *counts):
+        return {"last_physical_to_logical_map": mapping,
+                "records": [{"forward_pass_id": i, "rank": rank, "global_physical_count": [row]}
+                            for i, row in enumerate(counts)]}
+    got = recorder.traffic_of([dump(1, [0, 5, 0, 1]), dump(0, [1, 2, 3, 4], [1, 0, 0, 0])])
+    assert got == {"A": [[[6, 2, 3], [1, 5, 0]]], "source_names": ["rank 0", "rank 1"]}
+    assert recorder.traffic_of([{"rank": 0, "logical_count": [[[1, 2], [0, 0]], [[3, 4], [0, 0]]]}]) == {
+        "A": [[[4, 6]], [[0, 0]]]}
+    with pytest.raises(ValueError, match="different placements"):
+        recorder.traffic_of([dump(0, [1, 1, 1, 1]),
+                             {"last_physical_to_logical_map": [[2, 1, 0, 0]], "records": []}])
+
+
+def test_nonsense(traffic_file, tmp_path):
+    assert "--input" in refused("--ranks", 4)
+    assert "--ranks is missing" in refused("--input", traffic_file)
+    assert "at most one rank per expert" in refused("--input", traffic_file, "--ranks", 16)
+    assert "redundant slots that do: 1" in refused("--input", traffic_file, "--ranks", 3)
+    assert "annealing" in refused("--input", traffic_file, "--ranks", 4, "--solver", "annealing")
+    assert "under it" in refused("--input", traffic_file, "--ranks", 8, "--load-cap", 1)
+    assert "traffic.jsn" in refused("--input", tmp_path / "traffic.jsn", "--ranks", 4)
+    bad = tmp_path / "bad.json"
+    for text, expected in (("{}", "accepted"), ('{"A": [[[1, -1]]]}', "expert 1"), ('{"A": [[[0, 0]]]}', "no tokens"),
+                           ('{"A": [[[1e300, 1e300]]]}', "2^53"), ('{"A": [[[1, 2], [3]]]}', "equal lengths")):
+        bad.write_text(text)
+        assert expected in refused("--input", bad, "--ranks", 2)
+    placement = {"layers": LAYERS, "experts": EXPERTS, "ranks": 4, "placement": [[0, 0, 1, 1, 2, 2, 3, 3]] * LAYERS}
+    for entry, expected in ((0, "holds 3 experts"), (7, "accepted: a rank below 4"), ([], "accepted: a rank below 4")):
+        placement["placement"] = [[0, 0, 1, 1, 2, 2, 3, 3], [0, 0, entry, 1, 2, 2, 3, 3]]
+        bad.write_text(json.dumps(placement))
+        assert expected in refused("--input", traffic_file, "--ranks", 4, "--placement", bad)
