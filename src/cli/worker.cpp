@@ -44,6 +44,8 @@ struct WorkerArguments {
   int64_t context_tokens = 4096, kv_tokens = 16384, sequences = 64, token_budget = 512, block_tokens = 16;
   bool prefix_cache = true;
   int64_t threads = 0;
+  int64_t expert_ranks = 0, expert_moves_per_step = 4, expert_window_ms = 10'000;
+  std::string expert_placement = "static", expert_pinning = "auto";
   std::string pace;
   int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;
   int64_t drain_ms = 10'000;
@@ -66,6 +68,14 @@ ConfigSchema schema_of(WorkerArguments& o) {
   schema.integer("block_tokens", &o.block_tokens, 1, 255, "tokens of a KV block");
   schema.flag("prefix_cache", &o.prefix_cache, "keep the KV of prompts for later ones (prefill, both)");
   schema.integer("threads", &o.threads, 0, 1024, "threads; 0: one per core");
+  schema.integer("expert_ranks", &o.expert_ranks, 0, 1024,
+                 "ranks to spread the experts over (docs/expert-ranks.md); 0: none");
+  schema.text("expert_placement", &o.expert_placement, "static (in order), or a placement file to begin with");
+  schema.integer("expert_moves_per_step", &o.expert_moves_per_step, 1, 1024,
+                 "experts that a new placement moves in a step, at most");
+  schema.integer("expert_window_ms", &o.expert_window_ms, 1, 86'400'000, "window of the expert traffic");
+  schema.choice("expert_pinning", &o.expert_pinning, {"auto", "always", "never"},
+                "pin ranks to processors; auto: where there is more than one NUMA node");
   schema.text("pace", &o.pace, "pad each step to this profile's time (docs/pace-profile.md); for simulated machines");
   schema.integer("lease_bytes", &o.lease_bytes, 0, INT64_MAX, "memory for KV between prefill and decode");
   schema.integer("lease_ttl_ms", &o.lease_ttl_ms, 1, 86'400'000, "how long it is kept for a decode worker");
@@ -109,6 +119,26 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
   // each step (ARCHITECTURE.md, "256 sequence ids").
   out.prefix_cache = o.prefix_cache && o.role != "decode";
   out.threads = static_cast<uint32_t>(o.threads);
+  return out;
+}
+
+Result<engine::ExpertRanksOptions> rank_options(const WorkerArguments& o) {
+  engine::ExpertRanksOptions out;
+  if (o.expert_placement == "auto") {
+    return invalid("--expert-placement: auto is not there yet; accepted: static, or a placement file",
+                   "expert_placement");
+  }
+  out.ranks = static_cast<uint32_t>(o.expert_ranks);
+  out.threads = static_cast<uint32_t>(o.threads);
+  out.pinning = o.expert_pinning == "always"  ? engine::RankPinning::kAlways
+                : o.expert_pinning == "never" ? engine::RankPinning::kNever
+                                              : engine::RankPinning::kAuto;
+  if (o.expert_placement != "static") {
+    if (o.expert_ranks == 0) return invalid("--expert-placement needs --expert-ranks", "expert_placement");
+    out.placement = o.expert_placement;
+  }
+  out.moves_per_step = static_cast<uint32_t>(o.expert_moves_per_step);
+  out.window = std::chrono::milliseconds(o.expert_window_ms);
   return out;
 }
 
@@ -184,7 +214,8 @@ class Service {
   std::thread thread_;
 };
 
-int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::EngineOptions& of_engine) {
+int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::EngineOptions& of_engine,
+        const engine::ExpertRanksOptions& of_ranks) {
   const SystemClock clock;
   Registry metrics;
   // Before the model: a port in use shows at once, and /health tells who asks that the model is loading.
@@ -228,8 +259,10 @@ int run_worker(Args args) {
   }
   const auto of_engine = engine_options(o);
   if (!of_engine) return fail("worker", of_engine.error(), 2);
+  const auto of_ranks = rank_options(o);
+  if (!of_ranks) return fail("worker", of_ranks.error(), 2);
   make_openmp_wait_passively();
-  return run(o, std::move(*options), *of_engine);
+  return run(o, std::move(*options), *of_engine, *of_ranks);
 }
 
 }  // namespace kindred::cli

@@ -15,6 +15,7 @@ struct ExpertRanksOptions {
   RankPinning pinning = RankPinning::kAuto;
   std::string placement = {};  // file to begin with; empty: experts in order
   uint32_t moves_per_step = 4;
+  bool count = true;                         // expert traffic; off only to measure what counting costs
   std::chrono::milliseconds window{10'000};  // of the counts
   std::chrono::milliseconds stall_timeout{30'000};
   uint64_t memory_bytes = 0;  // what may be used; 0: what the system says is available

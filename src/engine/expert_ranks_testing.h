@@ -57,9 +57,10 @@ inline std::unique_ptr<LlamaSession> rank_session(const Model& model, bool captu
 }
 
 // Three prompts in chunks, then `steps` decode steps of all three with fixed tokens. Returns all logits.
-// `between` is called before each batch with its number.
+// `between` is called before each batch with its number, `after` when it has been evaluated.
 inline std::vector<float> run_schedule(LlamaSession& session, uint32_t steps,
-                                       const std::function<void(uint32_t)>& between = {}, uint64_t seed = 5) {
+                                       const std::function<void(uint32_t)>& between = {}, uint64_t seed = 5,
+                                       const std::function<void()>& after = {}) {
   constexpr uint32_t kSequences = 3, kPrompt = 40, kChunk = 24;
   std::vector<float> out;
   Rng rng(seed);
@@ -70,6 +71,7 @@ inline std::vector<float> run_schedule(LlamaSession& session, uint32_t steps,
     ++batch;
     const Status done = session.evaluate();
     EXPECT_TRUE(done.ok()) << done.error().message;
+    if (after) after();
     for (const uint32_t index : wanted) {
       const auto logits = session.logits(index);
       out.insert(out.end(), logits.begin(), logits.end());

@@ -76,6 +76,7 @@ Status RankCompute::compute_as_is(ggml_cgraph& graph) {
 }
 
 void RankCompute::count(const ggml_tensor& ids, uint32_t layer) {
+  if (ids.ne[1] == 0 || !ranks_->options().count) return;
   active_.assign(ranks_->shape().experts, false);
   uint32_t active = 0;
   for (int64_t t = 0; t < ids.ne[1]; ++t) {

@@ -124,8 +124,9 @@ double rank_imbalance(std::span<const uint64_t> loads) {
 }
 
 bool owns_rank(uint32_t source, uint32_t sources, uint32_t rank, uint32_t ranks) {
-  if (sources <= ranks) return uint64_t{rank} * sources / ranks == source;
-  return uint64_t{source} * ranks / sources == rank;
+  const auto begin = static_cast<uint32_t>(uint64_t{source} * ranks / sources);
+  const auto end = static_cast<uint32_t>((uint64_t{source} + 1) * ranks / sources);
+  return rank >= begin && rank < std::max(begin + 1, end);
 }
 
 double remote_share(const RankTraffic& traffic, const RankShape& shape) {

@@ -1,5 +1,5 @@
 // The inside of Worker, shared by worker.cpp (service, small endpoints), worker_generate.cpp (plain
-// requests and prefill legs) and worker_decode.cpp (decode legs).
+// requests and prefill legs), worker_decode.cpp (decode legs) and worker_experts.cpp (expert ranks).
 //
 // Thread-safety: confined to the io thread.
 #pragma once
@@ -116,6 +116,11 @@ struct Worker::Impl {
   net::Task<void> kv_release(Exchange& x);
   static net::Task<void> expire_leases(std::weak_ptr<Impl> weak, std::shared_ptr<net::asio::steady_timer> timer);
   void show_leases();
+  // Expert ranks (worker_experts.cpp).
+  net::Task<void> experts_get(Exchange& x);
+  net::Task<void> placement_post(Exchange& x);
+  net::Task<void> placement_delete(Exchange& x);
+  void show_experts();
   void count_request(std::string_view path, int status);
 
   // Generation.

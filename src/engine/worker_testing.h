@@ -116,9 +116,10 @@ inline net::Task<Reply> call(net::HttpClient* client, net::Endpoint to, std::str
 // One worker with its engine.
 class Node {
  public:
-  Node(Loop& loop, WorkerOptions options, EngineOptions engine_options = small()) : loop_(loop) {
+  Node(Loop& loop, WorkerOptions options, EngineOptions engine_options = small(), const Model& model = bundled_model())
+      : loop_(loop) {
     options.served_model = "tiny";
-    auto engine = Engine::start(bundled_model(), engine_options, clock_, metrics_);
+    auto engine = Engine::start(model, engine_options, clock_, metrics_);
     EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message);
     engine_ = std::move(*engine);
     loop_.post([&] {
@@ -127,7 +128,7 @@ class Node {
       const auto port = worker_->listen("127.0.0.1", 0);
       EXPECT_TRUE(port.ok());
       endpoint_ = {"127.0.0.1", *port};
-      EXPECT_TRUE(worker_->serve(bundled_model(), *engine_).ok());
+      EXPECT_TRUE(worker_->serve(model, *engine_).ok());
     });
   }
   ~Node() {
