@@ -50,7 +50,8 @@ struct RanksVariant {
 
 class RanksBench {
  public:
-  explicit RanksBench(const RanksBenchOptions& options) : options_(options), rng_(static_cast<uint64_t>(options.seed)) {}
+  explicit RanksBench(const RanksBenchOptions& options)
+      : options_(options), rng_(static_cast<uint64_t>(options.seed)) {}
   Status run();
 
  private:
@@ -82,8 +83,8 @@ Result<std::string> RanksBench::model_path() {
   if (!scratch) return std::move(scratch).error();
   scratch_.emplace(std::move(*scratch));
   std::string path = scratch_->path() + "/widened.gguf";
-  const auto report = engine::widen_gguf(
-      options_.model, path, {.factor = static_cast<uint32_t>(options_.factor), .type = options_.type});
+  const auto report = engine::widen_gguf(options_.model, path,
+                                         {.factor = static_cast<uint32_t>(options_.factor), .type = options_.type});
   if (!report) return report.error();
   widened_ = *report;
   return path;
@@ -164,8 +165,8 @@ Status RanksBench::measure() {
         v.tokens_per_s[b].push_back(*speed);
       }
     }
-    progress.set(static_cast<size_t>(
-        std::min(time_now_s(TimeBy::kWall) - begin_s, static_cast<double>(options_.seconds))));
+    progress.set(
+        static_cast<size_t>(std::min(time_now_s(TimeBy::kWall) - begin_s, static_cast<double>(options_.seconds))));
   }
   return {};
 }
@@ -222,20 +223,16 @@ void RanksBench::print_text() const {
     }
   }
   fmt::print("{}\n", table.text());
-  fmt::print("moving all experts of 2 ranks to and fro, batch {}: {} moves, {:.1f} MB; a step p50 {:.2f} -> {:.2f} ms, "
-             "p99 {:.2f} -> {:.2f} ms\n",
-             kMostBatch, migration_.total_moves, static_cast<double>(migration_.total_bytes) / 1e6,
-             quantile(before_ms_, 0.5), quantile(during_ms_, 0.5), quantile(before_ms_, 0.99),
-             quantile(during_ms_, 0.99));
+  fmt::print(
+      "moving all experts of 2 ranks to and fro, batch {}: {} moves, {:.1f} MB; a step p50 {:.2f} -> {:.2f} ms, "
+      "p99 {:.2f} -> {:.2f} ms\n",
+      kMostBatch, migration_.total_moves, static_cast<double>(migration_.total_bytes) / 1e6, quantile(before_ms_, 0.5),
+      quantile(during_ms_, 0.5), quantile(before_ms_, 0.99), quantile(during_ms_, 0.99));
 }
 
 void RanksBench::print_json() const {
-  Json out = {{"bench", "ranks"},
-              {"machine", machine_json(machine_)},
-              {"factor", options_.factor},
-              {"type", options_.type},
-              {"threads", options_.threads},
-              {"rounds", rounds_},
+  Json out = {{"bench", "ranks"},       {"machine", machine_json(machine_)}, {"factor", options_.factor},
+              {"type", options_.type},  {"threads", options_.threads},       {"rounds", rounds_},
               {"decode", Json::array()}};
   for (size_t b = 0; b < batches_.size(); ++b) {
     for (const RanksVariant& v : variants_) {

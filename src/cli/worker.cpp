@@ -223,7 +223,7 @@ int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::E
   const auto port = service.start(o.host, static_cast<uint16_t>(o.port));
   if (!port) return fail("worker " + o.name, port.error());
 
-  auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); });
+  auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); }, of_ranks);
   if (!model) return fail("worker " + o.name, model.error());
   // Ends before the service: its thread posts to the service's io_context.
   auto engine = engine::Engine::start(**model, of_engine, clock, metrics);

@@ -86,8 +86,7 @@ ggml_tensor* swiglu(ggml_context* c, const Weights& w, const Inputs& in) {
 ggml_tensor* merged(ggml_context* c, const Weights& w, const Inputs& in) {
   ggml_tensor* both = product(c, w.gate_up, in.cur, in);
   ggml_tensor* gate = ggml_view_3d(c, both, kFfn, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
-  ggml_tensor* up =
-      ggml_view_3d(c, both, kFfn, both->ne[1], both->ne[2], both->nb[1], both->nb[2], kFfn * both->nb[0]);
+  ggml_tensor* up = ggml_view_3d(c, both, kFfn, both->ne[1], both->ne[2], both->nb[1], both->nb[2], kFfn * both->nb[0]);
   return weighted(c, product(c, w.down, ggml_geglu_split(c, gate, up), in), in);
 }
 ggml_tensor* biased(ggml_context* c, const Weights& w, const Inputs& in) {  // gpt-oss
@@ -109,7 +108,7 @@ ggml_tensor* scaled(ggml_context* c, const Weights& w, const Inputs& in) {  // a
   const int64_t count = w.up->ne[2];
   ggml_tensor* s = ggml_repeat_4d(c, ggml_reshape_3d(c, w.scale, 1, count, 1), 1, count, in.cur->ne[2], 1);
   ggml_tensor* up = ggml_mul(c, product(c, w.up, in.cur, in), ggml_get_rows(c, s, in.ids));
-  return product(c, w.down, ggml_swiglu_split(c, product(c, w.gate, in.cur, in), up), in);
+  return weighted(c, product(c, w.down, ggml_swiglu_split(c, product(c, w.gate, in.cur, in), up), in), in);
 }
 ggml_tensor* weighted_before(ggml_context* c, const Weights& w, const Inputs& in) {  // llama 4
   ggml_tensor* cur = ggml_mul(c, ggml_repeat_4d(c, in.cur, kWidth, kTopK, in.cur->ne[2], 1), in.weights);
@@ -144,8 +143,7 @@ class RankGraph : public testing::TestWithParam<GraphCase> {
         ggml_backend_sched_new(backends.data(), nullptr, static_cast<int>(backends.size()), 256, false, false),
         ggml_backend_sched_free);
     if (cut) {
-      ggml_backend_sched_set_eval_callback(
-          sched.get(), [](ggml_tensor*, bool, void*) { return true; }, nullptr);
+      ggml_backend_sched_set_eval_callback(sched.get(), [](ggml_tensor*, bool, void*) { return true; }, nullptr);
     }
     const std::unique_ptr<ggml_context, decltype(&ggml_free)> context(
         ggml_init({.mem_size = 1U << 20, .mem_buffer = nullptr, .no_alloc = true}), ggml_free);

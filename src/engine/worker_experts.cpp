@@ -21,8 +21,9 @@ template <class T>
 Json rows_of(const std::vector<T>& numbers, size_t width) {
   Json rows = Json::array();
   for (size_t begin = 0; begin < numbers.size(); begin += width) {
-    rows.push_back(std::vector<T>(numbers.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  numbers.begin() + static_cast<std::ptrdiff_t>(std::min(begin + width, numbers.size()))));
+    rows.push_back(
+        std::vector<T>(numbers.begin() + static_cast<std::ptrdiff_t>(begin),
+                       numbers.begin() + static_cast<std::ptrdiff_t>(std::min(begin + width, numbers.size()))));
   }
   return rows;
 }
