@@ -35,6 +35,22 @@ target_compile_definitions(kindred_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATIO
                                                   BOOST_ASIO_RECYCLING_ALLOCATOR_CACHE_SIZE=16)
 target_link_libraries(kindred_asio INTERFACE Boost::headers Threads::Threads)
 
+# Optional: the mixed-integer solver behind `kindred place --solver exact`.
+if(KINDRED_EXACT)
+  find_path(KINDRED_HIGHS_INCLUDE highs/interfaces/highs_c_api.h HINTS "${KINDRED_HIGHS_DIR}/include")
+  find_library(KINDRED_HIGHS_LIBRARY highs HINTS "${KINDRED_HIGHS_DIR}/lib")
+  if(KINDRED_HIGHS_INCLUDE AND KINDRED_HIGHS_LIBRARY)
+    set(KINDRED_HAVE_HIGHS ON)
+    add_library(kindred_highs INTERFACE)
+    # Its headers include each other as if include/highs were on the path too.
+    target_include_directories(kindred_highs SYSTEM INTERFACE "${KINDRED_HIGHS_INCLUDE}"
+                                                              "${KINDRED_HIGHS_INCLUDE}/highs")
+    target_link_libraries(kindred_highs INTERFACE "${KINDRED_HIGHS_LIBRARY}")
+  else()
+    message(STATUS "HiGHS not found: `kindred place --solver exact` will say that it is not there")
+  endif()
+endif()
+
 if(KINDRED_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)

@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 #include "expert/assign.h"
-#include "expert/golden_files.h"
+#include "base/golden_files.h"
 #include "expert/kmeans.h"
 #include "expert/signature.h"
 

@@ -3,7 +3,7 @@
 
 #include "base/bytes.h"
 #include "base/json.h"
-#include "expert/golden_files.h"
+#include "base/golden_files.h"
 #include "policy/band.h"
 #include "policy/chooser.h"
 #include "policy/hash_ring.h"
@@ -12,7 +12,6 @@
 namespace kindred::policy {
 namespace {
 
-using expert::for_each_golden;
 using json = Json;
 
 std::string from_hex(const std::string& hex) {

@@ -13,7 +13,7 @@
 
 #include "base/json.h"
 
-namespace kindred::expert {
+namespace kindred {
 
 // Runs `check` on every file whose name starts with `family`, from tests/data/golden or from
 // $KINDRED_GOLDEN_DIR if that is set. One test per family, not one per file: the files are then found
@@ -58,4 +58,4 @@ std::vector<T> flat(const Json& list) {
   return out;
 }
 
-}  // namespace kindred::expert
+}  // namespace kindred
