@@ -24,6 +24,8 @@
 #include "cli/openmp.h"
 #include "cli/terminal.h"
 #include "engine/engine.h"
+#include "engine/expert_controller.h"
+#include "engine/expert_ranks.h"
 #include "engine/model.h"
 #include "engine/worker.h"
 
@@ -70,7 +72,7 @@ ConfigSchema schema_of(WorkerArguments& o) {
   schema.integer("threads", &o.threads, 0, 1024, "threads; 0: one per core");
   schema.integer("expert_ranks", &o.expert_ranks, 0, 1024,
                  "ranks to spread the experts over (docs/expert-ranks.md); 0: none");
-  schema.text("expert_placement", &o.expert_placement, "static (in order), or a placement file to begin with");
+  schema.text("expert_placement", &o.expert_placement, "static (experts in order), a placement file to begin with, or auto: follow the traffic");
   schema.integer("expert_moves_per_step", &o.expert_moves_per_step, 1, 1024,
                  "experts that a new placement moves in a step, at most");
   schema.integer("expert_window_ms", &o.expert_window_ms, 1, 86'400'000, "window of the expert traffic");
@@ -124,19 +126,15 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
 
 Result<engine::ExpertRanksOptions> rank_options(const WorkerArguments& o) {
   engine::ExpertRanksOptions out;
-  if (o.expert_placement == "auto") {
-    return invalid("--expert-placement: auto is not there yet; accepted: static, or a placement file",
-                   "expert_placement");
-  }
   out.ranks = static_cast<uint32_t>(o.expert_ranks);
   out.threads = static_cast<uint32_t>(o.threads);
   out.pinning = o.expert_pinning == "always"  ? engine::RankPinning::kAlways
                 : o.expert_pinning == "never" ? engine::RankPinning::kNever
                                               : engine::RankPinning::kAuto;
-  if (o.expert_placement != "static") {
-    if (o.expert_ranks == 0) return invalid("--expert-placement needs --expert-ranks", "expert_placement");
-    out.placement = o.expert_placement;
+  if (o.expert_placement != "static" && o.expert_ranks == 0) {
+    return invalid("--expert-placement needs --expert-ranks", "expert_placement");
   }
+  if (o.expert_placement != "static" && o.expert_placement != "auto") out.placement = o.expert_placement;
   out.moves_per_step = static_cast<uint32_t>(o.expert_moves_per_step);
   out.window = std::chrono::milliseconds(o.expert_window_ms);
   return out;
@@ -225,6 +223,11 @@ int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::E
 
   auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); }, of_ranks);
   if (!model) return fail("worker " + o.name, model.error());
+  if (o.expert_placement == "auto") {
+    engine::ExpertRanks& ranks = *(*model)->ranks();
+    if (Status started = ranks.start_controller(engine::cpu_controller_options(ranks)); !started)
+      return fail("worker " + o.name, started.error());
+  }
   // Ends before the service: its thread posts to the service's io_context.
   auto engine = engine::Engine::start(**model, of_engine, clock, metrics);
   if (!engine) return fail("worker " + o.name, engine.error());

@@ -10,6 +10,7 @@
 #include <regex>
 #include <thread>
 
+#include "engine/expert_controller.h"
 #include "engine/gguf_file.h"
 #include "engine/gguf_handle.h"
 #include "engine/rank_device.h"
@@ -277,6 +278,22 @@ Status ExpertRanks::apply(const ExpertPlacement& target) {
     return invalid(fmt::format("placement: a rank is out of range; accepted: 0..{}", shape_.ranks - 1), "placement");
   }
   migration_->set_target(target);
+  return {};
+}
+
+double ExpertRanks::expert_bytes() const {
+  uint64_t bytes = 0;
+  for (const Weights& w : weights_) bytes += w.expert_bytes;
+  return static_cast<double>(bytes) / shape_.layers;
+}
+
+Status ExpertRanks::start_controller(const ExpertControllerOptions& options) {
+  if (shape_.experts % shape_.ranks != 0) {
+    return invalid(fmt::format("--expert-placement auto: {} experts on {} ranks; accepted: ranks that hold as many each",
+                               shape_.experts, shape_.ranks),
+                   "expert_ranks");
+  }
+  controller_ = std::make_unique<ExpertController>(*this, options);
   return {};
 }
 

@@ -33,6 +33,9 @@ struct ggml_backend_buffer_type;
 
 namespace kindred::engine {
 
+class ExpertController;
+struct ExpertControllerOptions;
+
 struct StepLatency {
   uint64_t steps = 0;
   double p50_ms = 0, p99_ms = 0;  // of the last kSteps of them
@@ -81,6 +84,11 @@ class ExpertRanks {
   void reset_window();
   // Per engine, relative to the mean of all: the load on the ranks that it owns (rank_counts.h), over the window.
   std::vector<double> expert_pressure() const;
+  double expert_bytes() const;  // of one expert in one layer, mean
+  // From now on placements follow the traffic (expert_controller.h). Once, before others use the ranks. Error:
+  // kInvalid (ranks that cannot hold as many experts each, which the solvers need).
+  Status start_controller(const ExpertControllerOptions& options);
+  const ExpertController* controller() const { return controller_.get(); }  // null: none was started
   uint32_t stalled_ranks() const { return threads_->stalled(); }
   StepLatency step_latency(bool while_migrating) const;
 
@@ -151,6 +159,7 @@ class ExpertRanks {
 
   std::unique_ptr<RankThreads> threads_;        // stops before what it works on
   std::unique_ptr<ExpertMigration> migration_;  // and this before it
+  std::unique_ptr<ExpertController> controller_;
 };
 
 }  // namespace kindred::engine

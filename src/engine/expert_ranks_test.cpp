@@ -4,6 +4,7 @@
 #include <fstream>
 #include <thread>
 
+#include "engine/expert_controller.h"
 #include "engine/expert_ranks_testing.h"
 
 namespace kindred::engine::test {
@@ -232,6 +233,40 @@ TEST(ExpertRanks, BeginsWithAPlacementFile) {
   ASSERT_TRUE(model.ok()) << model.error().message;
   EXPECT_EQ((*model)->ranks()->placement(), wanted);
   EXPECT_TRUE(same_bits(logits_without_ranks(model_path(), 4), run_schedule(*rank_session(**model), 4)));
+}
+
+// Two engines whose tokens differ, and moves that cost nothing: the controller finds something to gain, and the
+// outputs stay what they are.
+TEST(ExpertRanks, ControllerFollowsTheTraffic) {
+  const std::vector<float> expected = logits_without_ranks(model_path(), 4, 6);
+  const auto model = load_with_ranks(model_path(), 2);
+  ASSERT_NE(model, nullptr);
+  ExpertRanks& ranks = *model->ranks();
+  const auto first = rank_session(*model), second = rank_session(*model);
+  ExpertControllerOptions options;
+  options.window = std::chrono::milliseconds(100);
+  options.rebalance.windows = 1;
+  options.rebalance.least_share = 0;
+  options.rebalance.migration.link_bytes_per_s = 1e15;
+  ASSERT_TRUE(ranks.start_controller(options).ok());
+  const ExpertPlacement before = ranks.placement();
+  for (int i = 0; i < 200 && ranks.controller()->report().applied == 0; ++i) {
+    run_schedule(*first, 4, {}, 5);
+    EXPECT_TRUE(same_bits(expected, run_schedule(*second, 4, {}, 6)));
+  }
+  const ExpertControllerReport report = ranks.controller()->report();
+  EXPECT_GT(report.applied, 0U) << report.reason;
+  EXPECT_EQ(report.failed, 0U) << report.reason;
+  ranks.wait_for_migration();
+  EXPECT_NE(ranks.placement(), before);
+  EXPECT_TRUE(same_bits(expected, run_schedule(*second, 4, {}, 6)));
+}
+
+TEST(ExpertRanks, ControllerNeedsEvenRanks) {
+  const auto model = load_with_ranks(model_path(), 3);
+  ASSERT_NE(model, nullptr);
+  ASSERT_NE(model->ranks()->shape().experts % 3, 0U);
+  EXPECT_FALSE(model->ranks()->start_controller({}).ok());
 }
 
 }  // namespace

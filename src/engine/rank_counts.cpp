@@ -4,10 +4,9 @@
 #include <numeric>
 
 namespace kindred::engine {
-namespace {
 
 // Sources that came after the mark have no counts in it.
-void subtract(RankTraffic& from, const RankTraffic& mark, const RankShape& shape) {
+void subtract_traffic(RankTraffic& from, const RankTraffic& mark, const RankShape& shape) {
   for (uint32_t l = 0; l < shape.layers; ++l) {
     for (uint32_t s = 0; s < mark.sources; ++s) {
       for (uint32_t e = 0; e < shape.experts; ++e) {
@@ -22,8 +21,6 @@ void subtract(RankTraffic& from, const RankTraffic& mark, const RankShape& shape
     from.dispatches[l] -= mark.dispatches[l];
   }
 }
-
-}  // namespace
 
 RankCounts::RankCounts(RankShape shape) : shape_(shape) {}
 
@@ -84,7 +81,7 @@ RankTraffic RankCounts::total_locked() const {
 RankTraffic RankCounts::window(MonotonicTime now) const {
   const std::lock_guard lock(mutex_);
   RankTraffic out = total_locked();
-  subtract(out, begin_.traffic, shape_);
+  subtract_traffic(out, begin_.traffic, shape_);
   out.seconds = seconds_between(begin_.at, now);
   return out;
 }

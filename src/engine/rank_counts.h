@@ -84,6 +84,8 @@ class RankCounts {
   Mark begin_, middle_;
 };
 
+// What came after `mark`, an earlier total of the same counts.
+void subtract_traffic(RankTraffic& from, const RankTraffic& mark, const RankShape& shape);
 // Σ over sources of A: [layers][experts].
 std::vector<uint64_t> expert_tokens(const RankTraffic& traffic, const RankShape& shape);
 // Σ over sources: [ranks].

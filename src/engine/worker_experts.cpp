@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/json.h"
+#include "engine/expert_controller.h"
 #include "engine/expert_ranks.h"
 #include "engine/worker_impl.h"
 
@@ -90,6 +91,13 @@ Json experts_of(const ExpertRanks& ranks) {
   out["expert_pressure"] = ranks.expert_pressure();
   out["stalled_ranks"] = ranks.stalled_ranks();
   out["migration"] = migration_of(ranks);
+  if (const ExpertController* controller = ranks.controller(); controller != nullptr) {
+    const ExpertControllerReport report = controller->report();
+    out["controller"] = {{"windows", report.windows},
+                         {"applied", report.applied},
+                         {"failed", report.failed},
+                         {"reason", report.reason}};
+  }
   return out;
 }
 
