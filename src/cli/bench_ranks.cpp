@@ -28,8 +28,8 @@ using engine::ExpertPlacement;
 using engine::LlamaSession;
 using engine::SequenceId;
 
-constexpr uint32_t kPromptTokens = 32;
-constexpr uint32_t kMostBatch = 16;
+constexpr uint32_t kRanksPromptTokens = 32;
+constexpr uint32_t kRanksMostBatch = 16;
 
 struct RanksBenchOptions {
   std::string model;
@@ -70,7 +70,7 @@ class RanksBench {
   Rng rng_;
   std::optional<ScratchDir> scratch_;
   engine::WidenReport widened_;
-  std::vector<uint32_t> batches_ = {1, 8, kMostBatch};
+  std::vector<uint32_t> batches_ = {1, 8, kRanksMostBatch};
   std::vector<RanksVariant> variants_;
   size_t rounds_ = 0;
   std::vector<double> before_ms_, during_ms_;
@@ -105,7 +105,7 @@ Status RanksBench::open() {
     v.model = std::move(*model);
     auto session = LlamaSession::open(*v.model, {.kv_tokens = 4096,
                                                  .batch_tokens = 64,
-                                                 .sequences = 2 * kMostBatch,
+                                                 .sequences = 2 * kRanksMostBatch,
                                                  .threads = static_cast<uint32_t>(options_.threads),
                                                  .capture_experts = false});
     if (!session) return std::move(session).error();
@@ -118,10 +118,10 @@ Status RanksBench::open() {
 }
 
 Status RanksBench::prefill(LlamaSession& session) {
-  for (uint32_t s = 0; s < kMostBatch; ++s) {
+  for (uint32_t s = 0; s < kRanksMostBatch; ++s) {
     session.begin();
-    for (uint32_t i = 0; i < kPromptTokens; ++i) {
-      session.add(token(), i, static_cast<SequenceId>(s), i + 1 == kPromptTokens);
+    for (uint32_t i = 0; i < kRanksPromptTokens; ++i) {
+      session.add(token(), i, static_cast<SequenceId>(s), i + 1 == kRanksPromptTokens);
     }
     if (Status done = session.evaluate(); !done) return done;
   }
@@ -132,14 +132,14 @@ Status RanksBench::prefill(LlamaSession& session) {
 Result<double> RanksBench::decode(RanksVariant& variant, uint32_t batch) {
   LlamaSession& session = *variant.session;
   const TimeBy by = options_.cpu_time ? TimeBy::kProcessor : TimeBy::kWall;
-  const auto sequence = [](uint32_t i) { return static_cast<SequenceId>(kMostBatch + i); };
+  const auto sequence = [](uint32_t i) { return static_cast<SequenceId>(kRanksMostBatch + i); };
   for (uint32_t i = 0; i < batch; ++i) session.copy_all(static_cast<SequenceId>(i), sequence(i));
   Status failed;
   const double begin_s = time_now_s(by);
   for (int64_t step = 0; step < options_.steps && failed.ok(); ++step) {
     session.begin();
     for (uint32_t i = 0; i < batch; ++i) {
-      session.add(token(), kPromptTokens + static_cast<uint32_t>(step), sequence(i), true);
+      session.add(token(), kRanksPromptTokens + static_cast<uint32_t>(step), sequence(i), true);
     }
     failed = session.evaluate();
     (void)session.logits(0);  // waits for them
@@ -177,9 +177,9 @@ Status RanksBench::migrate() {
   engine::ExpertRanks& ranks = *two.model->ranks();
   const int64_t steps = std::exchange(options_.steps, 1);
   const auto step_ms = [&](std::vector<double>& into) -> Status {
-    const auto speed = decode(two, kMostBatch);
+    const auto speed = decode(two, kRanksMostBatch);
     if (!speed) return speed.error();
-    into.push_back(1e3 * kMostBatch / *speed);
+    into.push_back(1e3 * kRanksMostBatch / *speed);
     return {};
   };
   constexpr size_t kMostSteps = 400;
@@ -199,7 +199,7 @@ Status RanksBench::migrate() {
   return {};
 }
 
-double median_ratio(const std::vector<double>& of, const std::vector<double>& to, double q = 0.5) {
+double ranks_ratio(const std::vector<double>& of, const std::vector<double>& to, double q = 0.5) {
   std::vector<double> ratios;
   for (size_t i = 0; i < of.size(); ++i) ratios.push_back(of[i] / to[i]);
   return quantile(std::move(ratios), q);
@@ -218,16 +218,16 @@ void RanksBench::print_text() const {
     for (const RanksVariant& v : variants_) {
       const std::vector<double>& speed = v.tokens_per_s[b];
       table.row({fmt::format("{}", batches_[b]), v.name, fmt::format("{:.1f}", quantile(speed, 0.5)),
-                 fmt::format("{:.3f}", median_ratio(speed, off)),
-                 fmt::format("{:.3f} .. {:.3f}", median_ratio(speed, off, 0.25), median_ratio(speed, off, 0.75))});
+                 fmt::format("{:.3f}", ranks_ratio(speed, off)),
+                 fmt::format("{:.3f} .. {:.3f}", ranks_ratio(speed, off, 0.25), ranks_ratio(speed, off, 0.75))});
     }
   }
   fmt::print("{}\n", table.text());
   fmt::print(
       "moving all experts of 2 ranks to and fro, batch {}: {} moves, {:.1f} MB; a step p50 {:.2f} -> {:.2f} ms, "
       "p99 {:.2f} -> {:.2f} ms\n",
-      kMostBatch, migration_.total_moves, static_cast<double>(migration_.total_bytes) / 1e6, quantile(before_ms_, 0.5),
-      quantile(during_ms_, 0.5), quantile(before_ms_, 0.99), quantile(during_ms_, 0.99));
+      kRanksMostBatch, migration_.total_moves, static_cast<double>(migration_.total_bytes) / 1e6,
+      quantile(before_ms_, 0.5), quantile(during_ms_, 0.5), quantile(before_ms_, 0.99), quantile(during_ms_, 0.99));
 }
 
 void RanksBench::print_json() const {
@@ -240,7 +240,7 @@ void RanksBench::print_json() const {
                                {"ranks", v.ranks},
                                {"counted", v.count},
                                {"tokens_per_s", quantile(v.tokens_per_s[b], 0.5)},
-                               {"against_off", median_ratio(v.tokens_per_s[b], variants_[0].tokens_per_s[b])}});
+                               {"against_off", ranks_ratio(v.tokens_per_s[b], variants_[0].tokens_per_s[b])}});
     }
   }
   out["migration"] = {{"moves", migration_.total_moves},

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fstream>
 #include <regex>
-#include <thread>
 
 #include "engine/expert_controller.h"
 #include "engine/gguf_file.h"
@@ -175,7 +174,8 @@ ExpertRanks::ExpertRanks(const ExpertRanksOptions& options, const Head& head)
   cpus_ = pinned ? rank_cpus(nodes, options.ranks) : std::vector<std::vector<uint32_t>>(options.ranks);
   // Without nodes of their own the caller, which would only wait, takes rank 0's part.
   const bool near = nodes.size() == 1;
-  const bool room = uint64_t{threads_per_rank_} * options.ranks <= processors && options.ranks > 1;
+  // The context's threads are busy while ranks look for work, one of them as rank 0.
+  const bool room = options.ranks > 1 && threads + uint64_t{threads_per_rank_} * (options.ranks - 1) <= processors;
   threads_ = std::make_unique<RankThreads>(RankThreadsOptions{.ranks = options.ranks,
                                                               .cpus = cpus_,
                                                               .caller_is_rank_0 = near || options.ranks == 1,
@@ -289,9 +289,10 @@ double ExpertRanks::expert_bytes() const {
 
 Status ExpertRanks::start_controller(const ExpertControllerOptions& options) {
   if (shape_.experts % shape_.ranks != 0) {
-    return invalid(fmt::format("--expert-placement auto: {} experts on {} ranks; accepted: ranks that hold as many each",
-                               shape_.experts, shape_.ranks),
-                   "expert_ranks");
+    return invalid(
+        fmt::format("--expert-placement auto: {} experts on {} ranks; accepted: ranks that hold as many each",
+                    shape_.experts, shape_.ranks),
+        "expert_ranks");
   }
   controller_ = std::make_unique<ExpertController>(*this, options);
   return {};
