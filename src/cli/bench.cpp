@@ -23,6 +23,7 @@ constexpr auto kBenches = std::to_array<Bench>({
     {"decide", "one routing decision, part by part", bench_decide},
 #ifdef KINDRED_HAVE_ENGINE
     {"engine", "decode tokens/s of the step loop against llama.cpp's own", bench_engine},
+    {"ranks", "expert ranks against none, counting, and a migration under load", bench_ranks},
     {"step", "step time against batch size and distinct experts: ELDR's law", bench_step},
 #endif
     {"fit", "balanced k-means, and its assignment against SciPy's", bench_fit},

@@ -26,6 +26,8 @@
 #include "cli/terminal.h"
 #include "engine/engine.h"
 #include "engine/engine_set.h"
+#include "engine/expert_controller.h"
+#include "engine/expert_ranks.h"
 #include "engine/model.h"
 #include "engine/worker.h"
 
@@ -49,6 +51,8 @@ struct WorkerArguments {
   int64_t data_parallel_size = 1, traces_port = -1;
   std::string queue_policy = "fcfs", kv_admission = "reserve";
   int64_t queue_age_ms = 5000;
+  int64_t expert_ranks = 0, expert_moves_per_step = 4, expert_window_ms = 10'000;
+  std::string expert_placement = "static", expert_pinning = "auto";
   std::string pace;
   int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;
   int64_t drain_ms = 10'000;
@@ -86,6 +90,14 @@ ConfigSchema schema_of(WorkerArguments& o) {
                 "reserve KV for all of max_tokens, or for the prompt only and preempt when it runs out");
   schema.integer("traces_port", &o.traces_port, -1, 65535,
                  "push the engines' traces on this port (ZeroMQ); 0 takes a free one, -1: off");
+  schema.integer("expert_ranks", &o.expert_ranks, 0, 1024,
+                 "ranks to spread the experts over (docs/expert-ranks.md); 0: none");
+  schema.text("expert_placement", &o.expert_placement, "static (experts in order), a placement file to begin with, or auto: follow the traffic");
+  schema.integer("expert_moves_per_step", &o.expert_moves_per_step, 1, 1024,
+                 "experts that a new placement moves in a step, at most");
+  schema.integer("expert_window_ms", &o.expert_window_ms, 1, 86'400'000, "window of the expert traffic");
+  schema.choice("expert_pinning", &o.expert_pinning, {"auto", "always", "never"},
+                "pin ranks to processors; auto: where there is more than one NUMA node");
   schema.text("pace", &o.pace, "pad each step to this profile's time (docs/pace-profile.md); for simulated machines");
   schema.integer("lease_bytes", &o.lease_bytes, 0, INT64_MAX, "memory for KV between prefill and decode");
   schema.integer("lease_ttl_ms", &o.lease_ttl_ms, 1, 86'400'000, "how long it is kept for a decode worker");
@@ -133,6 +145,22 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
   out.queue.policy = *policy::parse_queue_policy(o.queue_policy);  // a choice of the schema
   out.queue.age_ns = o.queue_age_ms * 1'000'000;
   if (o.kv_admission == "optimistic") out.kv_admission = engine::KvAdmission::kOptimistic;
+  return out;
+}
+
+Result<engine::ExpertRanksOptions> rank_options(const WorkerArguments& o) {
+  engine::ExpertRanksOptions out;
+  out.ranks = static_cast<uint32_t>(o.expert_ranks);
+  out.threads = static_cast<uint32_t>(o.threads);
+  out.pinning = o.expert_pinning == "always"  ? engine::RankPinning::kAlways
+                : o.expert_pinning == "never" ? engine::RankPinning::kNever
+                                              : engine::RankPinning::kAuto;
+  if (o.expert_placement != "static" && o.expert_ranks == 0) {
+    return invalid("--expert-placement needs --expert-ranks", "expert_placement");
+  }
+  if (o.expert_placement != "static" && o.expert_placement != "auto") out.placement = o.expert_placement;
+  out.moves_per_step = static_cast<uint32_t>(o.expert_moves_per_step);
+  out.window = std::chrono::milliseconds(o.expert_window_ms);
   return out;
 }
 
@@ -208,7 +236,8 @@ class Service {
   std::thread thread_;
 };
 
-int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::EngineOptions& of_engine) {
+int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::EngineOptions& of_engine,
+        const engine::ExpertRanksOptions& of_ranks) {
   const SystemClock clock;
   Registry metrics;
   // Before the model: a port in use shows at once, and /health tells who asks that the model is loading.
@@ -216,8 +245,13 @@ int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::E
   const auto port = service.start(o.host, static_cast<uint16_t>(o.port));
   if (!port) return fail("worker " + o.name, port.error());
 
-  auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); });
+  auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); }, of_ranks);
   if (!model) return fail("worker " + o.name, model.error());
+  if (o.expert_placement == "auto") {
+    engine::ExpertRanks& ranks = *(*model)->ranks();
+    if (Status started = ranks.start_controller(engine::cpu_controller_options(ranks)); !started)
+      return fail("worker " + o.name, started.error());
+  }
   // Ends before the service: its thread posts to the service's io_context.
   const auto engines = engine::EngineSet::start(**model, of_engine, static_cast<uint32_t>(o.data_parallel_size), clock,
                                                 metrics, engine::available_memory_bytes);
@@ -257,8 +291,10 @@ int run_worker(Args args) {
   }
   const auto of_engine = engine_options(o);
   if (!of_engine) return fail("worker", of_engine.error(), 2);
+  const auto of_ranks = rank_options(o);
+  if (!of_ranks) return fail("worker", of_ranks.error(), 2);
   make_openmp_wait_passively();
-  return run(o, std::move(*options), *of_engine);
+  return run(o, std::move(*options), *of_engine, *of_ranks);
 }
 
 }  // namespace kindred::cli

@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "engine/expert_ranks.h"
 #include "engine/llama_backend.h"
 
 namespace kindred::engine {
@@ -114,6 +115,7 @@ Status LlamaSession::evaluate(bool gates) {
   batch.seq_id = sequence_lists_.data();
   batch.logits = wants_logits_.data();
   if (capture_) capture_->begin(batch_size(), gates);
+  const ExpertRanks::Step step(model_.ranks());
   int32_t result = 0;
   try {
     result = llama_decode(context_.get(), batch);

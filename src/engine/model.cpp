@@ -6,6 +6,7 @@
 #include <array>
 #include <exception>
 
+#include "engine/expert_ranks.h"
 #include "engine/gguf_file.h"
 #include "engine/llama_backend.h"
 
@@ -36,7 +37,8 @@ std::string special_text(const llama_model* model, llama_token token) {
 
 }  // namespace
 
-Result<std::unique_ptr<Model>> Model::load(const std::string& path, const std::function<void(float)>& progress) {
+Result<std::unique_ptr<Model>> Model::load(const std::string& path, const std::function<void(float)>& progress,
+                                           const ExpertRanksOptions& ranks) {
   auto summary = inspect_gguf(path);
   if (!summary) return std::move(summary).error();
 
@@ -45,6 +47,14 @@ Result<std::unique_ptr<Model>> Model::load(const std::string& path, const std::f
   params.progress_callback = report_progress;
   params.progress_callback_user_data = &report;
   auto model = std::unique_ptr<Model>(new Model());
+  std::array<llama_model_tensor_buft_override, 2> overrides{};  // the last one is empty
+  if (ranks.ranks > 0) {
+    auto prepared = ExpertRanks::prepare(path, ranks);
+    if (!prepared) return std::move(prepared).error();
+    model->ranks_ = std::move(*prepared);
+    overrides[0] = {ExpertRanks::kWeightsPattern, model->ranks_->buffer_type()};
+    params.tensor_buft_overrides = overrides.data();
+  }
   const LlamaErrors errors;
   try {
     model->handle_ = llama_model_load_from_file(path.c_str(), params);
@@ -53,6 +63,9 @@ Result<std::unique_ptr<Model>> Model::load(const std::string& path, const std::f
   }
   if (model->handle_ == nullptr) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}: llama.cpp cannot load it: {}", path, errors.text())};
+  }
+  if (model->ranks_) {
+    if (Status loaded = model->ranks_->finish_load(); !loaded) return loaded.error();
   }
   if (llama_model_has_encoder(model->handle_) || !llama_model_has_decoder(model->handle_) ||
       llama_model_is_diffusion(model->handle_)) {
@@ -79,6 +92,8 @@ Result<std::unique_ptr<Model>> Model::load(const std::string& path, const std::f
   if (info.partial_removal) info.experts = std::move(summary->experts);
   return model;
 }
+
+Model::Model() = default;
 
 Model::~Model() {
   if (handle_ != nullptr) llama_model_free(handle_);

@@ -1,6 +1,6 @@
 // A GGUF model: weights, vocabulary, chat template, and what it says about its experts.
 //
-// Thread-safety: immutable after load; all methods may be called from any thread.
+// Thread-safety: immutable after load, but for where experts are (ranks()); all methods may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,15 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/expert_ranks_options.h"
 #include "engine/types.h"
 #include "expert/counts.h"
 
 struct llama_model;
 
 namespace kindred::engine {
+
+class ExpertRanks;
 
 struct ModelInfo {
   std::string path;
@@ -40,13 +43,15 @@ struct ModelInfo {
 
 class Model {
  public:
-  // Errors: kNotFound (no such file), kCorrupt (not a GGUF, truncated, tensors missing), kInvalid.
-  // `progress` is called with 0..1.
-  static Result<std::unique_ptr<Model>> load(const std::string& path, const std::function<void(float)>& progress = {});
+  // Errors: kNotFound (no such file), kCorrupt (not a GGUF, truncated, tensors missing), kInvalid; with expert
+  // ranks also those of ExpertRanks::prepare. `progress` is called with 0..1.
+  static Result<std::unique_ptr<Model>> load(const std::string& path, const std::function<void(float)>& progress = {},
+                                             const ExpertRanksOptions& ranks = {});
   ~Model();
 
   const ModelInfo& info() const { return info_; }
   llama_model* handle() const { return handle_; }
+  ExpertRanks* ranks() const { return ranks_.get(); }  // null: the experts are llama.cpp's
 
   // `special`: whether text such as <|im_end|> becomes one control token (true only for template output).
   std::vector<Token> tokenize(std::string_view text, bool special) const;
@@ -61,7 +66,8 @@ class Model {
   std::string eos_text() const;
 
  private:
-  Model() = default;
+  Model();
+  std::unique_ptr<ExpertRanks> ranks_;  // outlives the handle
   llama_model* handle_ = nullptr;
   ModelInfo info_;
 };

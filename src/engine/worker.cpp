@@ -105,6 +105,9 @@ std::span<const Worker::Impl::Route> Worker::Impl::routes() {
       {"POST", kKvRenewRoute, &Impl::kv_renew},
       {"POST", "/v1/kv_transfer/release", &Impl::kv_release},
       {"POST", "/reset_prefix_cache", &Impl::reset_prefix_cache},
+      {"GET", "/v1/experts", &Impl::experts_get},
+      {"POST", "/v1/experts/placement", &Impl::placement_post},
+      {"DELETE", "/v1/experts/placement", &Impl::placement_delete},
   });
   return kRoutes;
 }
@@ -182,6 +185,7 @@ Task<void> Worker::Impl::health(Exchange& x) {
 
 Task<void> Worker::Impl::metrics_page(Exchange& x) {
   show_leases();
+  show_experts();
   const std::string page = registry.render();
   co_await send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page);
 }

@@ -1,5 +1,6 @@
 // The inside of Worker, shared by worker.cpp (service, small endpoints), worker_generate.cpp (plain
-// requests and prefill legs), worker_decode.cpp (decode legs) and worker_loads.cpp (engines and their load).
+// requests and prefill legs), worker_decode.cpp (decode legs), worker_loads.cpp (engines and their load) and
+// worker_experts.cpp (expert ranks).
 //
 // Thread-safety: confined to the io thread.
 #pragma once
@@ -132,6 +133,11 @@ struct Worker::Impl {
   static net::Task<void> expire_leases(std::weak_ptr<Impl> weak, std::shared_ptr<net::asio::steady_timer> timer);
   void show_leases();
   void sample_rates();
+  // Expert ranks (worker_experts.cpp).
+  net::Task<void> experts_get(Exchange& x);
+  net::Task<void> placement_post(Exchange& x);
+  net::Task<void> placement_delete(Exchange& x);
+  void show_experts();
   void count_request(std::string_view path, int status);
 
   // Engines.

@@ -116,9 +116,11 @@ inline net::Task<Reply> call(net::HttpClient* client, net::Endpoint to, std::str
 // One worker with its engine.
 class Node {
  public:
-  Node(Loop& loop, WorkerOptions options, EngineOptions engine_options = small(), uint32_t engines = 1) : loop_(loop) {
+  Node(Loop& loop, WorkerOptions options, EngineOptions engine_options = small(), uint32_t engines = 1,
+       const Model& model = bundled_model())
+      : loop_(loop) {
     options.served_model = "tiny";
-    auto started = EngineSet::start(bundled_model(), engine_options, engines, clock_, metrics_, available_memory_bytes);
+    auto started = EngineSet::start(model, engine_options, engines, clock_, metrics_, available_memory_bytes);
     EXPECT_TRUE(started.ok()) << (started.ok() ? "" : started.error().message);
     engines_ = std::move(*started);
     loop_.post([&] {
@@ -127,7 +129,7 @@ class Node {
       const auto port = worker_->listen("127.0.0.1", 0);
       EXPECT_TRUE(port.ok());
       endpoint_ = {"127.0.0.1", *port};
-      EXPECT_TRUE(worker_->serve(bundled_model(), engines_.engines()).ok());
+      EXPECT_TRUE(worker_->serve(model, engines_.engines()).ok());
     });
   }
   ~Node() {
