@@ -27,6 +27,7 @@ constexpr auto kBenches = std::to_array<Bench>({
 #endif
     {"fit", "balanced k-means, and its assignment against SciPy's", bench_fit},
     {"locality", "decode policies on a cluster of paced workers", bench_locality},
+    {"policies", "all decode policies on recorded and synthetic routing, simulated", bench_policies},
     {"prefix", "the index of who holds which KV blocks", bench_prefix},
     {"relay", "the router as a data plane, beside nginx", bench_relay},
     {"simulate", "the simulator against real time", bench_simulate},

@@ -17,6 +17,7 @@ int bench_assign(Args args);
 int bench_decide(Args args);
 int bench_fit(Args args);
 int bench_locality(Args args);
+int bench_policies(Args args);
 int bench_prefix(Args args);
 int bench_relay(Args args);
 int bench_simulate(Args args);

@@ -124,7 +124,7 @@ net::Task<void> SglangFlow::run() {
     if (!decode) break;
     if (attempt > 0) core_->metrics.retried("pair");
     tried_prefill.push_back(prefill->worker);
-    tried_decode.push_back(*decode);
+    tried_decode.push_back(decode->worker);
     const Result<std::string> body = sglang_body(exchange_.request.body, core_->endpoint(prefill->worker).host,
                                                  said.bootstrap_port, core_->new_room());
     if (!body) {  // the scanner refuses what cannot be spliced; if ever not, the request fails and not the router
@@ -132,9 +132,9 @@ net::Task<void> SglangFlow::run() {
       break;
     }
     const fleet::LoadGuard prefill_guard = core_->fleet.take(prefill->worker, prefill_load(exchange_.scan));
-    const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
-    const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);
-    const bool done = co_await run_pair(prefill->worker, *decode, *body);
+    const fleet::LoadGuard decode_guard = core_->fleet.take(decode->worker, ask.load, decode->inclusion);
+    const auto place = occupy_decode_room(*core_, exchange_, decode->worker, ask.load.requests);
+    const bool done = co_await run_pair(prefill->worker, decode->worker, *body);
     if (done) co_return;
   }
   co_await exchange_.fail(std::move(failure_));
