@@ -29,6 +29,7 @@ constexpr auto kBenches = std::to_array<Bench>({
     {"fit", "balanced k-means, and its assignment against SciPy's", bench_fit},
     {"locality", "decode policies on a cluster of paced workers", bench_locality},
     {"place", "placing experts: all solvers, their cost and time", bench_place},
+    {"policies", "all decode policies on recorded and synthetic routing, simulated", bench_policies},
     {"prefix", "the index of who holds which KV blocks", bench_prefix},
     {"pressure", "which engine gets a request: by pressure, or as others choose", bench_pressure},
     {"relay", "the router as a data plane, beside nginx", bench_relay},

@@ -18,6 +18,7 @@ int bench_decide(Args args);
 int bench_fit(Args args);
 int bench_locality(Args args);
 int bench_place(Args args);
+int bench_policies(Args args);
 int bench_prefix(Args args);
 int bench_pressure(Args args);
 int bench_relay(Args args);

@@ -1,11 +1,14 @@
 // `kindred bench decide`: what a router adds to a request for looking at its experts, part by part, on
 // one core: the counts of the prefill reply are parsed (JSON, base64, checks), transformed to a
-// signature, compared with every cohort, and a worker is chosen. ELDR's Table 1 reports 0.86 ms a request.
+// signature, compared with every cohort, and a worker is chosen. Beside it, what marginal-cost takes, and what keeping
+// each worker's expert load costs. ELDR's Table 1 reports 0.86 ms a request.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "base/rng.h"
@@ -13,6 +16,7 @@
 #include "cli/plot.h"
 #include "cli/terminal.h"
 #include "expert/cohorts.h"
+#include "fleet/expert_load.h"
 #include "policy/decode_policy.h"
 
 namespace kindred::cli {
@@ -55,7 +59,23 @@ struct Workload {
   std::vector<expert::ExpertCounts> counts;
   std::optional<expert::CohortModel> cohorts;
   std::vector<policy::WorkerView> workers;
+  std::vector<std::shared_ptr<const fleet::ExpertState>> loads;  // which `workers` refer to
 };
+
+// Each worker has some of the requests.
+void put_loads(Workload& work, Rng& rng) {
+  const SystemClock clock;
+  for (policy::WorkerView& worker : work.workers) {
+    fleet::ExpertLoad load(clock);
+    worker.requests = worker.load = static_cast<double>(1 + rng.below(16));
+    for (auto left = static_cast<int>(worker.requests); left > 0; --left) {
+      load.join(expert::pack_inclusion(work.counts[rng.below(work.counts.size())]), 1);
+    }
+    work.loads.push_back(load.state());
+    worker.unused = work.loads.back()->unused;
+    worker.used = work.loads.back()->used;
+  }
+}
 
 // Every layer is kept: the dearest mask there is.
 Result<Workload> make_workload(const DecideOptions& options) {
@@ -84,6 +104,7 @@ Result<Workload> make_workload(const DecideOptions& options) {
     work.counts.push_back(random_counts(data.shape, tokens, domain, rng));
     work.replies.push_back(expert::counts_to_json(work.counts.back()));
   }
+  put_loads(work, rng);
   Result<expert::CohortModel> model = expert::CohortModel::make(std::move(data));
   if (!model) return std::move(model).error();
   work.cohorts.emplace(std::move(*model));
@@ -95,13 +116,41 @@ struct Part {
   std::vector<double> us;
 };
 
+// parts[0] without cohorts, parts[1] with them, parts[2] what is kept of a decision.
+void time_marginal(const Workload& work, policy::DecodePolicy& policy, fleet::ExpertLoad& load,
+                   std::span<Part> parts) {
+  const policy::DecodeSnapshot without{work.workers}, with{work.workers, &*work.cohorts};
+  std::optional<policy::Decision> decision;
+  for (const expert::ExpertCounts& counts : work.counts) {
+    policy::DecodeRequest request;
+    request.counts = &counts;
+    parts[0].us.push_back(1e6 * seconds([&] { decision = policy.choose(without, request); }));
+    parts[1].us.push_back(1e6 * seconds([&] { KINDRED_CHECK(policy.choose(with, request).has_value()); }));
+    KINDRED_CHECK(decision && decision->fallback == policy::FallbackReason::kNone);
+    parts[2].us.push_back(1e6 * seconds([&] {
+                            KINDRED_CHECK(load.join(*decision->inclusion, 1));
+                            load.leave(*decision->inclusion, 1);
+                          }));
+  }
+}
+
 // Each part over all requests, request by request, in every round.
 std::vector<Part> time_parts(const DecideOptions& options, const Workload& work, policy::DecodePolicy& policy) {
   std::vector<Part> parts = {{"parse counts (JSON, base64, checks)", {}},
                              {"transform to a signature", {}},
                              {"similarity to every cohort", {}},
                              {"choose (transform, similarity, band, load)", {}},
-                             {"all: parse and choose", {}}};
+                             {"all: parse and choose", {}},
+                             {"marginal-cost (inclusion, products, costs)", {}},
+                             {"marginal-cost with cohorts", {}},
+                             {"expert load (a request joins and leaves)", {}}};
+  policy::DecodePolicyOptions marginal;
+  marginal.name = "marginal-cost";
+  const std::unique_ptr<policy::DecodePolicy> costs = *policy::make_decode_policy(marginal);
+  const SystemClock clock;
+  fleet::ExpertLoad load(clock);
+  const expert::Inclusion other = expert::pack_inclusion(work.counts[0]);
+  load.join(other, 1);
   const policy::DecodeSnapshot snapshot{work.workers, &*work.cohorts};
   expert::Signature signature;
   Progress progress("deciding", static_cast<size_t>(options.rounds));
@@ -121,6 +170,7 @@ std::vector<Part> time_parts(const DecideOptions& options, const Workload& work,
                             }));
     }
     progress.set(static_cast<size_t>(round) + 1);
+    time_marginal(work, *costs, load, std::span(parts).subspan(5));
   }
   return parts;
 }

@@ -156,7 +156,8 @@ std::string policy_text(const Json& status) {
   if (text_of(policy, "decode") == "locality-band") {
     out += fmt::format(" (tau {}, load cap {})", text_of(policy, "tau"), text_of(policy, "load_cap"));
   }
-  if (text_of(policy, "decode") == "domain") out += fmt::format(" (load cap {})", text_of(policy, "load_cap"));
+  if (text_of(policy, "decode") == "domain" || text_of(policy, "decode") == "marginal-cost")
+    out += fmt::format(" (load cap {})", text_of(policy, "load_cap"));
   out += fmt::format(", ties {}\n  prefill  {}\n", text_of(policy, "tie_break"), text_of(policy, "prefill"));
   const auto cohorts = status.find("cohorts");
   if (cohorts == status.end() || !cohorts->is_object()) return out + "  cohorts  none\n" + refit_text(status);

@@ -80,7 +80,8 @@ std::optional<Choice> choose_decode(const Fleet& fleet, const DecodeRoom& room, 
                                       .model = ask.model,
                                       .fingerprint = ask.fingerprint,
                                       .exclude = ask.exclude,
-                                      .load = ask.load});
+                                      .load = ask.load,
+                                      .experts = policy.wants_expert_load()});
   mark_held(snapshot, ask.held);
   leave_out_full(room, snapshot);
   const policy::DecodeRequest request = {.counts = ask.counts,

@@ -2,7 +2,8 @@
 // the policy's word. The router and the simulator decide by these functions, so that what is simulated is what
 // is served.
 //
-// Nothing is taken here: who was chosen is charged by Fleet::take and DecodeRoom::occupy.
+// Nothing is taken here: who was chosen is charged by Fleet::take, with the decision's inclusion, and
+// DecodeRoom::occupy.
 // No value: nobody is available.
 //
 // Thread-safety: as the policy that is given; fleet and room lock themselves.

@@ -22,6 +22,11 @@ std::string role_problem(Role configured, const Description& said) {
   return fmt::format("configured as a {} worker but says its role is {}", to_string(configured), to_string(said.role));
 }
 
+constexpr uint64_t kFewestTokens = 8;  // that tell a step's time
+
+// As far as experts go: a request may ask for a thousand choices, which would all use the same few.
+int32_t expert_choices(LegLoad load) { return static_cast<int32_t>(std::clamp<int64_t>(load.requests, 1, 64)); }
+
 }  // namespace
 
 LoadGuard::LoadGuard(std::shared_ptr<Ledger> ledger, LegLoad load, bool probe)
@@ -39,6 +44,11 @@ LoadGuard& LoadGuard::operator=(LoadGuard&& other) noexcept {
     probe_ = other.probe_;
     engine_ = std::move(other.engine_);
     dispatch_ = other.dispatch_;
+    experts_ = std::move(other.experts_);
+    inclusion_ = std::move(other.inclusion_);
+    began_ = other.began_;
+    steps_ = std::move(other.steps_);
+    worker_ = other.worker_;
   }
   return *this;
 }
@@ -55,6 +65,18 @@ void LoadGuard::release() {
   ledger_.reset();
   if (engine_) engine_->end(dispatch_);
   engine_.reset();
+  if (experts_) experts_->leave(*inclusion_, expert_choices(load_));
+  experts_.reset();
+  inclusion_.reset();
+}
+
+void LoadGuard::decoded(uint64_t tokens, double seconds) {
+  if (!experts_ || tokens < kFewestTokens) return;
+  const ExpertSums now = experts_->sums();
+  const double passed_s = now.seconds - began_.seconds;
+  if (!(passed_s > 0)) return;
+  steps_->observe(worker_, (now.used_s - began_.used_s) / passed_s, (now.requests_s - began_.requests_s) / passed_s,
+                  seconds / static_cast<double>(tokens));
 }
 
 std::string_view to_string(Health health) {
@@ -107,6 +129,7 @@ WorkerId Fleet::add(WorkerSpec spec) {
   worker->problem = std::string(kNotReached);
   worker->since = clock_.now();
   set_engines(*worker, 1);
+  worker->experts = std::make_shared<ExpertLoad>(clock_);
   workers_.push_back(std::move(worker));
   const auto id = static_cast<WorkerId>(workers_.size() - 1);
   members_.push_back(id);
@@ -324,6 +347,23 @@ LoadGuard Fleet::take(WorkerId id, LegLoad load) {
   return LoadGuard(worker.ledger, load, probe);
 }
 
+LoadGuard Fleet::take(WorkerId id, LegLoad load, std::shared_ptr<const expert::Inclusion> inclusion) {
+  LoadGuard guard = take(id, load);
+  if (!inclusion) return guard;
+  std::shared_ptr<ExpertLoad> experts;
+  {
+    const std::lock_guard lock(mutex_);
+    experts = at(id).experts;
+  }
+  if (!experts->join(*inclusion, expert_choices(load))) return guard;
+  guard.began_ = experts->sums();
+  guard.experts_ = std::move(experts);
+  guard.inclusion_ = std::move(inclusion);
+  guard.steps_ = steps_;
+  guard.worker_ = id;
+  return guard;
+}
+
 bool Fleet::usable(const Worker& worker, MonotonicTime now) const {
   return worker.health == Health::kUp && !worker.draining &&
          worker.breaker.admits(options_.breaker, now, worker.ledger->probes.load(std::memory_order_relaxed));
@@ -346,10 +386,18 @@ bool Fleet::suits(const Worker& worker, WorkerId id, const Query& query, Monoton
   return !query.paired || decode_up(query.model, worker.description.fingerprint, now);
 }
 
+// In requests, whatever load is counted in.
+double Fleet::requests_of(const Worker& worker, MonotonicTime now) const {
+  const bool in_requests = options_.load == LoadSource::kRequests || options_.load == LoadSource::kPolled;
+  return in_requests ? load_of(worker, now)
+                     : static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed));
+}
+
 Snapshot Fleet::snapshot(const Query& query) const {
   const std::lock_guard lock(mutex_);
   Snapshot out;
   const MonotonicTime now = clock_.now();
+  const policy::StepLaw law = query.experts ? steps_->law() : policy::StepLaw{};
   for (const WorkerId id : members_) {
     const Worker& worker = *workers_[id];
     if (worker.spec.role != query.role) continue;
@@ -361,6 +409,17 @@ Snapshot Fleet::snapshot(const Query& query) const {
     out.views.push_back(
         {.url = worker.spec.url, .load = load, .available = available, .cohort = worker.cohort, .share = share});
     out.ids.push_back(id);
+    if (!query.experts) continue;
+    policy::WorkerView& view = out.views.back();
+    const auto joining = static_cast<double>(query.load.requests);
+    view.requests = (requests_of(worker, now) + joining) / share - joining;
+    view.law = law;
+    view.slowness = steps_->slowness(id);
+    out.experts.push_back(worker.experts->state());
+    if (const ExpertState* state = out.experts.back().get()) {
+      view.unused = state->unused;
+      view.used = state->used;
+    }
   }
   return out;
 }

@@ -20,6 +20,10 @@
 // what was known; what it does not include yet is added from the ledger. Traces are ordered by their sequence numbers
 // within an epoch, and aged by this machine's clock, so that others' clocks do not matter.
 //
+// Experts. A decode leg may be taken with what its request is expected to use (fleet/expert_load.h); its guard keeps
+// that among its worker's, and may tell how fast tokens came, from which step times are learnt (fleet/step_fit.h).
+// Only snapshots that ask for it carry it.
+//
 // Membership. A draining worker gets no more requests and stays a member. A removed worker gets no more either,
 // while those it has finish. Its record stays, with its
 // id and its cohort, and restore() makes it a member again.
@@ -50,7 +54,9 @@
 #include "fleet/describe.h"
 #include "fleet/engine_ledger.h"
 #include "fleet/engine_trace.h"
+#include "fleet/expert_load.h"
 #include "fleet/load_report.h"
+#include "fleet/step_fit.h"
 #include "policy/engine_policy.h"
 #include "policy/types.h"
 
@@ -81,6 +87,8 @@ class LoadGuard {
 
   void release();   // early; later calls do nothing
   void answered();  // the leg has begun to answer
+  // It made so many tokens after the first of them, in that time.
+  void decoded(uint64_t tokens, double seconds);
   // By which the engine tells that it has received the leg; 0: it was sent to a worker, not to one of its engines.
   uint64_t dispatch() const { return dispatch_; }
 
@@ -93,6 +101,11 @@ class LoadGuard {
   bool probe_ = false;
   std::shared_ptr<EngineLedger> engine_;  // null: none
   uint64_t dispatch_ = 0;
+  std::shared_ptr<ExpertLoad> experts_;  // null: nothing is known of its experts
+  std::shared_ptr<const expert::Inclusion> inclusion_;
+  ExpertSums began_;  // of the worker, when it was taken
+  std::shared_ptr<StepFit> steps_;
+  uint32_t worker_ = 0;
 };
 
 struct EngineRef {
@@ -176,6 +189,7 @@ struct Query {
   std::span<const WorkerId> exclude = {};  // tried already
   LegLoad load = {};                       // what the request adds to a worker's load
   std::optional<Dialect> dialect = {};     // none: any
+  bool experts = false;                    // with what is known of workers' experts and steps
 };
 
 // All members of a role in configuration order, the unsuitable ones marked as not available.
@@ -183,6 +197,7 @@ struct Snapshot {
   std::vector<policy::WorkerView> views;
   std::vector<WorkerId> ids;  // beside them
   size_t available = 0;
+  std::vector<std::shared_ptr<const ExpertState>> experts = {};  // which views refer to; empty unless asked for
 };
 
 // All engines of a role's members, in configuration order and by rank.
@@ -265,6 +280,8 @@ class Fleet {
   void report_engines(WorkerId id, std::span<const EngineLoad> engines, MonotonicTime asked);
 
   [[nodiscard]] LoadGuard take(WorkerId id, LegLoad load);
+  // `inclusion`: what its request is expected to use, as the decision said; null: not known.
+  [[nodiscard]] LoadGuard take(WorkerId id, LegLoad load, std::shared_ptr<const expert::Inclusion> inclusion);
   // The same on one of its engines, where `prefill_tokens` are to be computed. A rank that there is not (any more)
   // counts for the worker alone.
   [[nodiscard]] LoadGuard take(EngineRef engine, LegLoad load, int64_t prefill_tokens);
@@ -298,6 +315,7 @@ class Fleet {
     MonotonicTime load_at;
     int64_t in_flight_then = 0;  // of this router, at that poll
     std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
+    std::shared_ptr<ExpertLoad> experts;  // not null
     std::vector<EngineState> engines;  // at least one
   };
 
@@ -313,6 +331,7 @@ class Fleet {
   bool load_known(const Worker& worker, MonotonicTime now) const;
   double load_of(const Worker& worker, MonotonicTime now) const;
   double unit(LegLoad load) const;
+  double requests_of(const Worker& worker, MonotonicTime now) const;
   bool usable(const Worker& worker, MonotonicTime now) const;
   bool decode_up(std::string_view model, std::string_view fingerprint, MonotonicTime now) const;
   bool suits(const Worker& worker, WorkerId id, const Query& query, MonotonicTime now) const;
@@ -325,6 +344,7 @@ class Fleet {
   std::vector<std::unique_ptr<Worker>> workers_;  // by id
   std::vector<WorkerId> members_;                 // ascending: decisions cost nothing for the removed
   uint64_t engines_made_ = 0;
+  const std::shared_ptr<StepFit> steps_ = std::make_shared<StepFit>();
 };
 
 }  // namespace kindred::fleet

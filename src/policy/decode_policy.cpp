@@ -9,6 +9,7 @@
 #include "policy/chooser.h"
 #include "policy/domain.h"
 #include "policy/held_price.h"
+#include "policy/marginal_cost.h"
 #include "policy/shuffled.h"
 
 namespace kindred::policy {
@@ -20,7 +21,7 @@ constexpr std::string_view kPowerOfTwoName = "power-of-two";
 constexpr std::string_view kRandomName = "random";
 constexpr std::string_view kBandName = "locality-band";
 constexpr auto kNames = std::to_array<std::string_view>(
-    {kBandName, kLeastLoadedName, kPowerOfTwoName, kRandomName, kRoundRobinName, kDomainName});
+    {kBandName, kLeastLoadedName, kPowerOfTwoName, kMarginalCostName, kRandomName, kRoundRobinName, kDomainName});
 
 // What most policies share: candidates are the available workers, and one worker is no choice.
 class LoadPolicy : public DecodePolicy {
@@ -200,12 +201,21 @@ Result<std::unique_ptr<DecodePolicy>> make_plain(const DecodePolicyOptions& opti
   if (!(options.held_weight >= 0 && options.held_weight <= 1e9)) {
     return wrong("held_weight", fmt::to_string(options.held_weight), "0 (none) to 1e9");
   }
+  if (!(options.marginal.cohort_weight >= 0 && options.marginal.cohort_weight <= 100)) {
+    return wrong("cohort_weight", fmt::to_string(options.marginal.cohort_weight), "0 (none) to 100");
+  }
+  if (!(options.marginal.sharpen > 0 && options.marginal.sharpen <= 10)) {
+    return wrong("sharpen", fmt::to_string(options.marginal.sharpen), "above 0, up to 10");
+  }
   const Chooser chooser(*tie_break, options.seed);
   if (options.name == kBandName) return Made(std::make_unique<LocalityBand>(chooser, options.tau, options.load_cap));
   if (options.name == kLeastLoadedName) return Made(std::make_unique<LeastLoaded>(kLeastLoadedName, chooser));
   if (options.name == kPowerOfTwoName) return Made(std::make_unique<PowerOfTwo>(kPowerOfTwoName, chooser));
   if (options.name == kRandomName) return Made(std::make_unique<Random>(kRandomName, chooser));
   if (options.name == kRoundRobinName) return Made(std::make_unique<RoundRobin>(kRoundRobinName, chooser));
+  if (options.name == kMarginalCostName) {
+    return Made(std::make_unique<MarginalCost>(chooser, options.load_cap, options.marginal));
+  }
   if (options.name == kDomainName) return Made(std::make_unique<DomainPolicy>(chooser, options.load_cap));
   return wrong("name", options.name, fmt::format("{}", fmt::join(kNames, ", ")));
 }

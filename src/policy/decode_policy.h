@@ -2,7 +2,8 @@
 // experts the prompt uses.
 //
 // Policies: `round-robin`, `least-loaded` (JSQ), `power-of-two`, `random`, `locality-band` (ELDR; rules
-// in policy/band.h), `domain` (by a label that the client gives; rules in policy/domain.h).
+// in policy/band.h), `domain` (by a label that the client gives; rules in policy/domain.h), `marginal-cost` (by what the
+// request adds to each worker's steps; rules in policy/marginal_cost.h).
 //
 // Workers without a cohort (they joined while nothing fits cohorts anew) stand beside the locality band:
 // such a worker gets a request only if it has less load than every worker of the band. So it takes what is
@@ -48,6 +49,16 @@ class DecodePolicy {
   virtual std::string_view name() const = 0;
   // Whether `choose` looks at counts and cohorts, so that callers need not prepare them for others.
   virtual bool wants_counts() const { return false; }
+  // Whether it looks at what each worker's requests use (WorkerView::unused), so that this is kept.
+  virtual bool wants_expert_load() const { return false; }
+};
+
+struct MarginalOptions {
+  double cohort_weight = 0.15;  // kappa: mean steps that a cosine of 1 is worth; 0: cohorts play no part
+  double sharpen = 1;           // power of the prompt's shares
+  bool learned = true;          // step times and workers' speeds are what was observed, not the default law
+
+  bool operator==(const MarginalOptions&) const = default;
 };
 
 struct DecodePolicyOptions {
@@ -57,6 +68,7 @@ struct DecodePolicyOptions {
   double held_weight = 0;            // requests that a whole conversation's KV is worth (policy/held_price.h); 0: none
   std::string tie_break = "rotate";  // rotate | lowest-index | random
   uint64_t seed = 1;                 // of the generator behind random choices
+  MarginalOptions marginal = {};     // marginal-cost
   bool shuffle_signatures = false;   // ablation: decide with another request's counts (policy/shuffled.h)
 
   bool operator==(const DecodePolicyOptions&) const = default;

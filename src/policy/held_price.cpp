@@ -11,7 +11,9 @@ std::optional<Decision> HeldPrice::choose(const DecodeSnapshot& snapshot, const 
   }
   priced_.assign(snapshot.workers.begin(), snapshot.workers.end());
   for (WorkerView& worker : priced_) {
-    worker.load += weight_ * (1 - std::min(1.0, worker.held_tokens / request.prompt_tokens));
+    const double more = weight_ * (1 - std::min(1.0, worker.held_tokens / request.prompt_tokens));
+    worker.load += more;
+    worker.requests += more;
   }
   DecodeSnapshot priced = snapshot;
   priced.workers = priced_;

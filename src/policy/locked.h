@@ -41,6 +41,7 @@ class LockedDecode final : public DecodePolicy {
   }
   std::string_view name() const override { return policy_->name(); }
   bool wants_counts() const override { return policy_->wants_counts(); }
+  bool wants_expert_load() const override { return policy_->wants_expert_load(); }
 
  private:
   std::mutex mutex_;

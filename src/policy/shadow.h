@@ -32,11 +32,14 @@ class ShadowedDecode final : public DecodePolicy {
     const double took_s = seconds_between(begun, clock_.now());
     if (!other) return decision;
     decision->shadow = other->worker;
+    // A shadow that looks at what workers' requests use must see those that others have sent there.
+    if (!decision->inclusion) decision->inclusion = other->inclusion;
     on_shadow_({.agreed = other->worker == decision->worker, .took_s = took_s});
     return decision;
   }
   std::string_view name() const override { return acting_->name(); }
   bool wants_counts() const override { return acting_->wants_counts() || shadow_->wants_counts(); }
+  bool wants_expert_load() const override { return acting_->wants_expert_load() || shadow_->wants_expert_load(); }
 
  private:
   std::unique_ptr<DecodePolicy> acting_, shadow_;

@@ -20,6 +20,7 @@ class ShuffledSignatures final : public DecodePolicy {
   std::optional<Decision> choose(const DecodeSnapshot& snapshot, const DecodeRequest& request) override;
   std::string_view name() const override { return policy_->name(); }
   bool wants_counts() const override { return policy_->wants_counts(); }
+  bool wants_expert_load() const override { return policy_->wants_expert_load(); }
 
   static constexpr size_t kKept = 16;
 

@@ -21,12 +21,21 @@ class SwitchingDecode final : public DecodePolicy {
       : policies_(std::move(policies)), in_force_(std::move(in_force)) {}
 
   std::optional<Decision> choose(const DecodeSnapshot& snapshot, const DecodeRequest& request) override {
-    return now().choose(snapshot, request);
+    std::optional<Decision> decision = now().choose(snapshot, request);
+    // One that looks at what workers' requests use must know those of other policies' slices, too.
+    if (decision && !decision->inclusion && wants_expert_load() && request.counts != nullptr &&
+        request.counts->tokens > 0) {
+      decision->inclusion = std::make_shared<const expert::Inclusion>(expert::pack_inclusion(*request.counts));
+    }
+    return decision;
   }
   std::string_view name() const override { return now().name(); }
   // Whether any does: what is prepared for one is prepared for all, so that none pays for it alone.
   bool wants_counts() const override {
     return std::ranges::any_of(policies_, [](const auto& policy) { return policy->wants_counts(); });
+  }
+  bool wants_expert_load() const override {
+    return std::ranges::any_of(policies_, [](const auto& policy) { return policy->wants_expert_load(); });
   }
 
  private:

@@ -54,6 +54,7 @@ std::string_view to_string(Reason reason) {
     case Reason::kOrdered: return "ordered";
     case Reason::kLowestKv: return "lowest_kv";
     case Reason::kAssigned: return "assigned";
+    case Reason::kMarginal: return "marginal_cost";
   }
   return "";
 }

@@ -6,11 +6,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "expert/inclusion.h"
+#include "policy/step_law.h"
 
 namespace kindred::policy {
 
@@ -25,6 +29,13 @@ struct WorkerView {
   // accordingly already; policies that do not look at load pass such a worker over with this chance.
   double share = 1;
   double held_tokens = 0;  // of the request's prompt, from its start, that the worker has in its cache
+
+  // For policies that ask for it (DecodePolicy::wants_expert_load).
+  double requests = 0;                 // in flight; raised like `load` while the worker starts slowly
+  std::span<const float> unused = {};  // [L, E]: how likely each expert is unused in a step; empty: nobody known is there
+  double used = 0;                     // expected distinct experts in a step, of all layers together
+  StepLaw law = {};
+  double slowness = 1;  // of its steps, against what `law` says
 };
 
 // Who wins among equals. kRotate keeps a cursor, so that an idle fleet does not send everything to
@@ -65,6 +76,7 @@ enum class Reason {
   kOrdered,   // pressure: in turn, among engines whose scores are close or not known
   kLowestKv,  // pressure: the KV of another engine is nearly full
   kAssigned,  // replay: as it was assigned beforehand
+  kMarginal,  // marginal-cost: costs least
 };
 
 std::string_view to_string(TieBreak tie_break);
@@ -86,6 +98,8 @@ struct Decision {
   std::vector<float> scores;          // per worker: cosine to its cohort, or kNoScore; empty when none was computed
   std::optional<size_t> shadow = {};  // what a policy that does not act would have chosen (policy/shadow.h)
   uint32_t capped = 0;                // available workers left out because they were over the load cap
+  // What the request is expected to use, for who keeps each worker's expert load; null: the policy asked for none.
+  std::shared_ptr<const expert::Inclusion> inclusion = {};
 };
 
 }  // namespace kindred::policy

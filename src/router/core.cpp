@@ -415,7 +415,9 @@ Status Core::prepare_refit(const Settings& settings) {
   if (!settings.options.refit.on) return {};
   const policy::DecodePolicy& decode = *settings.decode_policy;
   if (!decode.wants_counts()) {
-    return invalid(fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band", decode.name()),
+    return invalid(fmt::format("refit: the decode policy '{}' uses no cohorts; accepted: locality-band, "
+                               "marginal-cost",
+                               decode.name()),
                    "refit");
   }
   const auto model = cohorts();

@@ -15,7 +15,7 @@ fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const
           .label = exchange.label};
 }
 
-std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
+std::optional<DecodeChoice> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask) {
   ScopedSpan span(exchange.trace, core.clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core.clock.now();
   fleet::Ask asked = ask_of(exchange, ask.load, ask.exclude);
@@ -58,7 +58,7 @@ std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, con
   span.set("kindred.policy", std::string(out.policy));
   span.set("kindred.reason", std::string(out.reason));
   core.decisions.add(std::move(out));
-  return snapshot.ids[decision->worker];
+  return DecodeChoice{.worker = choice->worker, .inclusion = decision->inclusion};
 }
 
 void note_prefill(const PromptTarget& prefill, DecisionRecord& record) {

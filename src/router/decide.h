@@ -3,6 +3,7 @@
 // Thread-safety: confined to the io_context's thread.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -26,8 +27,12 @@ struct DecodeAsk {
   const expert::ExpertCounts* counts = nullptr;
 };
 
+struct DecodeChoice {
+  fleet::WorkerId worker = 0;
+  std::shared_ptr<const expert::Inclusion> inclusion = {};  // for Fleet::take
+};
 // No value: no decode worker is available.
-std::optional<fleet::WorkerId> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask);
+std::optional<DecodeChoice> decide_decode(Core& core, Exchange& exchange, const DecodeAsk& ask);
 
 // What the decision log has of the prefill worker.
 void note_prefill(const PromptTarget& prefill, DecisionRecord& record);

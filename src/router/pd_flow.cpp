@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "router/decide.h"
@@ -138,18 +139,18 @@ net::Task<bool> PdFlow::send_first() {
 net::Task<PdFlow::Step> PdFlow::decode(bool may_restart) {
   failure_ = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
   for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
-    std::optional<fleet::WorkerId> worker = choose_decode();
-    if (!worker && attempt == 0 && !tried_decode_.empty()) {
+    std::optional<DecodeChoice> choice = choose_decode();
+    if (!choice && attempt == 0 && !tried_decode_.empty()) {
       // After a restart: the only worker there is may do better with KV that is there.
       tried_decode_.clear();
-      worker = choose_decode();
+      choice = choose_decode();
     }
-    if (!worker) break;
+    if (!choice) break;
     if (attempt > 0) core_->metrics.retried("decode");
-    tried_decode_.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, decode_load());
-    const auto place = occupy_decode_room(*core_, exchange_, *worker, static_cast<int64_t>(reply_->n));
-    const Step step = co_await decode_leg(*worker, may_restart);
+    tried_decode_.push_back(choice->worker);
+    fleet::LoadGuard guard = core_->fleet.take(choice->worker, decode_load(), std::move(choice->inclusion));
+    const auto place = occupy_decode_room(*core_, exchange_, choice->worker, static_cast<int64_t>(reply_->n));
+    const Step step = co_await decode_leg(choice->worker, may_restart, guard);
     if (step != Step::kRetry) co_return step;
   }
   if (lease_) lease_->release();
@@ -179,7 +180,7 @@ fleet::LegLoad PdFlow::decode_load() const {
   return load;
 }
 
-std::optional<fleet::WorkerId> PdFlow::choose_decode() {
+std::optional<DecodeChoice> PdFlow::choose_decode() {
   ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
   const MonotonicTime begun = core_->clock.now();
   fleet::Ask ask = ask_of(exchange_, decode_load(), tried_decode_);
@@ -197,7 +198,7 @@ std::optional<fleet::WorkerId> PdFlow::choose_decode() {
   record(choice->snapshot, decision, took_s);
   span.set("kindred.policy", std::string(decision.policy));
   span.set("kindred.reason", std::string(policy::to_string(decision.reason)));
-  return choice->worker;
+  return DecodeChoice{.worker = choice->worker, .inclusion = decision.inclusion};
 }
 
 void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& decision, double took_s) {
@@ -233,7 +234,7 @@ void PdFlow::record(const fleet::Snapshot& snapshot, const policy::Decision& dec
   core_->decisions.add(std::move(out));
 }
 
-net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_restart) {
+net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_restart, fleet::LoadGuard& load) {
   ScopedSpan span(exchange_.trace, core_->clock, "decode", Span::Kind::kClient);
   if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
   if (handoff_.empty()) handoff_ = reply_->handoff(core_->endpoint(prefill_.worker).url());
@@ -255,7 +256,7 @@ net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_rest
     failure_ = {.error = bad_worker_reply("the decode worker's reply is not an event stream")};
     co_return Step::kRetry;
   }
-  if (streams()) co_return co_await relay_events(**response, worker);
+  if (streams()) co_return co_await relay_events(**response, worker, load);
   co_return co_await relay_whole(**response, worker);
 }
 
@@ -288,13 +289,20 @@ void PdFlow::forget_handoff() {
   exchange_.request.body = std::string();
 }
 
-net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
+net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker,
+                                             fleet::LoadGuard& load) {
   RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(first).error());
   lease_->release();
   forget_handoff();
-  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
+  StreamMeter& meter = exchange_.measure(*core_);
+  const MonotonicTime begun = core_->clock.now();
+  const uint64_t before = meter.watch().tokens();
+  RelayResult result = co_await relay_stream(source, *first, exchange_.writer, meter);
+  // What came with the first piece has taken no time here: one token, as a rule.
+  const uint64_t made = (meter.watch().tokens() - before) / std::max<uint64_t>(reply_->n, 1);
+  if (made > 1) load.decoded(made - 1, seconds_between(begun, core_->clock.now()));
   switch (result.end) {
     case RelayEnd::kComplete:
       core_->worker_completed(worker);

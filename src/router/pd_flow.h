@@ -15,6 +15,7 @@
 
 #include "expert/counts.h"
 #include "router/engine_leg.h"
+#include "router/decide.h"
 #include "router/exchange.h"
 #include "router/lease.h"
 #include "router/prefill_reply.h"
@@ -41,14 +42,14 @@ class PdFlow {
   net::Task<bool> send_first();
 
   net::Task<Step> decode(bool may_restart);
-  std::optional<fleet::WorkerId> choose_decode();
+  std::optional<DecodeChoice> choose_decode();
   fleet::LegLoad decode_load() const;
   void record(const fleet::Snapshot& snapshot, const policy::Decision& decision, double took_s);
   const expert::ExpertCounts* counts();
-  net::Task<Step> decode_leg(fleet::WorkerId worker, bool may_restart);
+  net::Task<Step> decode_leg(fleet::WorkerId worker, bool may_restart, fleet::LoadGuard& load);
   net::Task<Step> refused(net::ClientResponse& response, fleet::WorkerId worker, bool may_restart);
   void forget_handoff();
-  net::Task<Step> relay_events(net::ClientResponse& response, fleet::WorkerId worker);
+  net::Task<Step> relay_events(net::ClientResponse& response, fleet::WorkerId worker, fleet::LoadGuard& load);
   net::Task<Step> relay_whole(net::ClientResponse& response, fleet::WorkerId worker);
   net::Task<Step> after_transport_error(fleet::WorkerId worker, std::string_view who, Error error);
 

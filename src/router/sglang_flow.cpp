@@ -130,10 +130,10 @@ net::Task<void> SglangFlow::run() {
     if (!decode) break;
     if (attempt > 0) core_->metrics.retried("pair");
     tried_prefill.push_back(prefill->worker);
-    tried_decode.push_back(*decode);
-    const fleet::LoadGuard decode_guard = core_->fleet.take(*decode, ask.load);
-    const auto place = occupy_decode_room(*core_, exchange_, *decode, ask.load.requests);
-    const bool done = co_await run_pair(*prefill, *decode, said.bootstrap_port);
+    tried_decode.push_back(decode->worker);
+    const fleet::LoadGuard decode_guard = core_->fleet.take(decode->worker, ask.load, decode->inclusion);
+    const auto place = occupy_decode_room(*core_, exchange_, decode->worker, ask.load.requests);
+    const bool done = co_await run_pair(*prefill, decode->worker, said.bootstrap_port);
     if (done) co_return;
   }
   co_await exchange_.fail(std::move(failure_));

@@ -200,6 +200,7 @@ TEST_F(SimParity, RoundRobin) { compare("round-robin", "round-robin"); }
 TEST_F(SimParity, PowerOfTwo) { compare("prefix-hash", "power-of-two"); }
 TEST_F(SimParity, Random) { compare("least-loaded", "random"); }
 TEST_F(SimParity, Domain) { compare("round-robin", "domain"); }
+TEST_F(SimParity, MarginalCost) { compare("prefix-hash", "marginal-cost"); }
 
 }  // namespace
 }  // namespace kindred::router::testing

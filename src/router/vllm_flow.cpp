@@ -167,13 +167,13 @@ net::Task<void> VllmFlow::decode() {
   for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     DecodeAsk now = ask;
     now.exclude = tried;
-    const auto worker = decide_decode(*core_, exchange_, now);
-    if (!worker) break;
+    const auto choice = decide_decode(*core_, exchange_, now);
+    if (!choice) break;
     if (attempt > 0) core_->metrics.retried("decode");
-    tried.push_back(*worker);
-    const fleet::LoadGuard guard = core_->fleet.take(*worker, ask.load);
-    const auto place = occupy_decode_room(*core_, exchange_, *worker, ask.load.requests);
-    const bool done = co_await leg.run(*worker, worker_head(exchange_), *body, exchange_.request.cancel);
+    tried.push_back(choice->worker);
+    const fleet::LoadGuard guard = core_->fleet.take(choice->worker, ask.load, choice->inclusion);
+    const auto place = occupy_decode_room(*core_, exchange_, choice->worker, ask.load.requests);
+    const bool done = co_await leg.run(choice->worker, worker_head(exchange_), *body, exchange_.request.cancel);
     if (done) co_return;
   }
   co_await exchange_.fail(std::move(leg.failure()));

@@ -150,10 +150,15 @@ void ClusterRun::token(uint32_t worker, const Emitted& emitted) {
   if (request.phase == Phase::kHanded) {  // the first one of decode: the router lets the prefill worker's KV go
     release_lease(at);
     request.phase = Phase::kDecoding;
+    request.decode_first_ns = clock_.now_ns();
     router(at).fleet().report_answered(workers_[worker].id);
   }
   if (emitted.finished) {
     router(at).fleet().report_completed(workers_[worker].id);
+    if (request.phase == Phase::kDecoding && emitted.generated > 2) {  // as the router times the stream that it relays
+      request.routed.leg.decoded(emitted.generated - 2,
+                                 static_cast<double>(clock_.now_ns() - request.decode_first_ns) * 1e-9);
+    }
     return end(at, Ended::kOk);
   }
   if (!emitted.handed_off) return;

@@ -82,6 +82,7 @@ class ClusterRun {
     bool leased = false;   // its KV is at the prefill worker
     bool fetched = false;  // and at the decode worker
     uint32_t attempt = 0;
+    int64_t decode_first_ns = 0;  // its decode worker's first token
     Place prefill, decode;
     Routed routed;
     std::vector<uint64_t> pieces;  // chained hashes

@@ -5,9 +5,8 @@
 #include "expert/fit.h"
 
 namespace kindred::sim {
-namespace {
 
-expert::ExpertCounts count_rows(const RequestExperts& experts, const expert::ExpertShape& shape, uint32_t tokens) {
+expert::ExpertCounts decoded_counts(const RequestExperts& experts, const expert::ExpertShape& shape, uint32_t tokens) {
   expert::ExpertCounts out(shape);
   out.tokens = tokens;
   const ExpertTape& tape = *experts.decode;
@@ -21,8 +20,6 @@ expert::ExpertCounts count_rows(const RequestExperts& experts, const expert::Exp
   return out;
 }
 
-}  // namespace
-
 Result<expert::Activations> record_activations(std::span<const CalibrationRequest> requests,
                                                const std::string& model_fingerprint) {
   expert::Activations out;
@@ -30,7 +27,7 @@ Result<expert::Activations> record_activations(std::span<const CalibrationReques
   out.model_fingerprint = model_fingerprint;
   for (const CalibrationRequest& request : requests) {
     const expert::ExpertCounts& prompt = *request.experts.prompt;
-    const expert::ExpertCounts decode = count_rows(request.experts, prompt.shape, request.decode_tokens);
+    const expert::ExpertCounts decode = decoded_counts(request.experts, prompt.shape, request.decode_tokens);
     const Status added = out.append(prompt, &decode, std::to_string(request.experts.domain));
     if (!added) return added.error();
   }

@@ -21,6 +21,9 @@ struct CalibrationRequest {
   uint32_t decode_tokens = 1;  // of its tape, to be counted
 };
 
+// Of the first `tokens` that a request decodes, around its tape.
+expert::ExpertCounts decoded_counts(const RequestExperts& experts, const expert::ExpertShape& shape, uint32_t tokens);
+
 // As `record` would have recorded them. Error: kInvalid: requests of different models.
 Result<expert::Activations> record_activations(std::span<const CalibrationRequest> requests,
                                                const std::string& model_fingerprint = {});

@@ -95,7 +95,7 @@ fleet::LegLoad Dispatcher::whole_load(const Routed& request) const {
 std::optional<fleet::WorkerId> Dispatcher::begin(Routed& request, std::optional<fleet::Choice> choice,
                                                  fleet::LegLoad load) {
   if (!choice) return std::nullopt;
-  request.leg = fleet_.take(choice->worker, load);
+  request.leg = fleet_.take(choice->worker, load, choice->decision.inclusion);
   last_ = std::move(choice->decision);
   return choice->worker;
 }

@@ -71,10 +71,11 @@ Result<std::unique_ptr<ExpertProcess>> make_recorded(const expert::Activations& 
 
 // Recorded decisions, token by token: experts.u8 or experts.u8.xz, [tokens, layers, top_k] bytes, and index.jsonl, a
 // line a request with token_offset, decode_tokens and domain. The prompt was not recorded: a request's first
-// min(128, half) tokens stand for it, the others are its tape. Rows as above.
+// min(prompt_tokens, half) tokens stand for it, the others are its tape. Rows as above.
 // Error: kNotFound, kIo, kCorrupt, kInvalid (names file, line and field).
 struct TokenFileShape {
   uint32_t layers = 24, experts = 32, top_k = 4;  // gpt-oss-20b
+  uint32_t prompt_tokens = 128;
 };
 Result<std::unique_ptr<ExpertProcess>> load_token_decisions(const std::string& folder, const TokenFileShape& shape,
                                                             uint64_t seed);

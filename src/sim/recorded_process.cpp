@@ -15,7 +15,6 @@ namespace kindred::sim {
 namespace {
 
 constexpr uint32_t kMostRecordedTape = 512;  // tokens; a longer decode is represented by as many
-constexpr uint32_t kPromptStandIn = 128;
 constexpr size_t kMostRequests = 1'000'000;
 
 struct Recorded {
@@ -184,7 +183,7 @@ Result<std::unique_ptr<ExpertProcess>> load_token_decisions(const std::string& f
               index_path, i + 1, bytes->size() / row, path, of.layers, of.top_k),
           "token_offset");
     }
-    const uint32_t prompt_tokens = std::min(kPromptStandIn, line.tokens / 2);
+    const uint32_t prompt_tokens = std::min(of.prompt_tokens, line.tokens / 2);
     auto prompt = std::make_shared<expert::ExpertCounts>(shape);
     prompt->tokens = prompt_tokens;
     auto tape = std::make_shared<ExpertTape>(shape, line.tokens - prompt_tokens);

@@ -76,3 +76,17 @@ def test_place_judges_every_solver():
     assert len(known) == 12
     assert all(-1e-9 < row["above_optimum"] <= 1e-3 for row in known)
     assert run("bench", "place", "--ranks", 3).returncode == 2
+
+
+def test_policies_compares_every_policy_and_draws(tmp_path):
+    done = run("bench", "policies", "--quick", "--seeds", 1, "--only", "batch 4", "--json", "--plots", tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert [(cell["workers"], cell["batch"], cell["mix"]) for cell in cells] == [(8, 4, "skewed")]
+    rows = {row["policy"]: row for row in cells[0]["rows"]}
+    assert {"round-robin", "least-loaded", "power-of-two", "domain", "band tau=0.1", "marginal-cost"} <= rows.keys()
+    assert all(row["tpot_s"][0] > 0 for row in rows.values())
+    assert rows["marginal-cost"]["active_experts"] < rows["least-loaded"]["active_experts"]
+    assert (tmp_path / "policies-batch.svg").read_text().startswith("<svg")
+    refused = run("bench", "policies", "--only", "batch 5")
+    assert refused.returncode != 0 and "batch 5" in refused.stderr

@@ -1,0 +1,114 @@
+#include "policy/marginal_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "expert/inner_product.h"
+
+namespace kindred::policy {
+namespace {
+
+// Costs that differ by less are equal: by rounding of sums of some thousand floats.
+constexpr double kRounding = 1e-5;
+
+}  // namespace
+
+// Its share of the load, by its speed, times the cap: as load_limit() where all are alike, and rounded up as there.
+bool MarginalCost::over_cap(const WorkerView& worker, double load, double speed, double request_load) const {
+  if (load_cap_ == 0) return false;
+  const double fair = load_cap_ * (load + request_load) * (speed_of(worker) / speed);
+  return !(worker.load <= std::ceil(fair / request_load - kRounding) * request_load);
+}
+
+double MarginalCost::speed_of(const WorkerView& worker) const { return options_.learned ? 1 / worker.slowness : 1; }
+
+std::optional<Decision> MarginalCost::choose(const DecodeSnapshot& snapshot, const DecodeRequest& request) {
+  Decision decision;
+  decision.policy = kMarginalCostName;
+  decision.candidates = available_workers(snapshot.workers);
+  if (decision.candidates.empty()) return std::nullopt;
+  double load = 0, speed = 0;
+  for (const uint32_t w : decision.candidates) {
+    load += snapshot.workers[w].load;
+    speed += speed_of(snapshot.workers[w]);
+  }
+  const size_t all = decision.candidates.size();
+  const auto over = [&](uint32_t w) { return over_cap(snapshot.workers[w], load, speed, request.load); };
+  if (!std::ranges::all_of(decision.candidates, over)) std::erase_if(decision.candidates, over);
+  decision.capped = static_cast<uint32_t>(all - decision.candidates.size());
+  decision.fallback = weigh(snapshot, request, decision);
+  if (decision.fallback == FallbackReason::kNone) {
+    const double least = *std::ranges::min_element(costs_);
+    std::vector<uint32_t> cheapest;
+    for (size_t i = 0; i < costs_.size(); ++i) {
+      if (costs_[i] <= least + kRounding * std::abs(least)) cheapest.push_back(decision.candidates[i]);
+    }
+    decision.candidates = std::move(cheapest);
+    decision.reason = Reason::kMarginal;
+  } else {
+    decision.reason = Reason::kLeastLoaded;
+  }
+  decision.worker = chooser_.least_loaded(snapshot.workers, decision.candidates);
+  return decision;
+}
+
+// Fills costs_, or says why it cannot.
+FallbackReason MarginalCost::weigh(const DecodeSnapshot& snapshot, const DecodeRequest& request, Decision& decision) {
+  if (request.counts == nullptr || request.counts->tokens == 0) return FallbackReason::kNoCounts;
+  const expert::ExpertCounts& counts = *request.counts;
+  auto inclusion = std::make_shared<const expert::Inclusion>(expert::pack_inclusion(counts, options_.sharpen));
+  inclusion_.resize(inclusion->codes.size());
+  expert::unpack_inclusion(inclusion->codes, inclusion_);
+  decision.inclusion = std::move(inclusion);
+  double all_new = 0;  // what the request adds where nobody is
+  for (const float p : inclusion_) all_new += p;
+  rows_.clear();
+  for (const uint32_t w : decision.candidates) {
+    const std::span<const float> unused = snapshot.workers[w].unused;
+    if (unused.empty()) continue;
+    if (unused.size() != inclusion_.size()) return FallbackReason::kShapeMismatch;
+    rows_.push_back(unused.data());
+  }
+  deltas_.resize(rows_.size());
+  expert::dots(inclusion_, rows_, deltas_);
+
+  const auto layers = static_cast<double>(counts.shape.layers.size());
+  costs_.clear();
+  size_t row = 0;
+  double step = 0;
+  for (const uint32_t w : decision.candidates) {
+    const WorkerView& worker = snapshot.workers[w];
+    const double more = (worker.unused.empty() ? all_new : deltas_[row++]) / layers;
+    const double used = worker.used / layers;
+    const StepLaw law = options_.learned ? worker.law : StepLaw{};
+    costs_.push_back(law.joining(used, more, worker.requests) / speed_of(worker));
+    step += law.step(used, worker.requests) / speed_of(worker);
+  }
+  mean_step_ = step / static_cast<double>(decision.candidates.size());
+  if (options_.cohort_weight > 0 && snapshot.cohorts != nullptr) add_cohorts(snapshot, request, decision);
+  return FallbackReason::kNone;
+}
+
+// A worker without a cohort is as near as the best: it would starve otherwise. Where signatures cannot be made, the
+// term is the same for all.
+void MarginalCost::add_cohorts(const DecodeSnapshot& snapshot, const DecodeRequest& request, Decision& decision) {
+  const expert::CohortModel& cohorts = *snapshot.cohorts;
+  const std::string& fitted_for = cohorts.data().model_fingerprint;
+  const bool other_model =
+      !request.model_fingerprint.empty() && !fitted_for.empty() && request.model_fingerprint != fitted_for;
+  if (other_model || cohorts.signature(*request.counts, signature_) != expert::SignatureProblem::kNone) return;
+  const std::vector<float> similarities = cohorts.similarities(signature_);
+  float best = kNoScore;
+  for (const WorkerView& worker : snapshot.workers) {
+    const auto cohort = static_cast<size_t>(worker.cohort);
+    const bool sorted = worker.cohort >= 0 && cohort < similarities.size();
+    decision.scores.push_back(sorted ? similarities[cohort] : kNoScore);
+  }
+  for (const uint32_t w : decision.candidates) best = std::max(best, decision.scores[w]);
+  for (size_t i = 0; i < costs_.size(); ++i) {
+    const float score = decision.scores[decision.candidates[i]];
+    if (score > kNoScore) costs_[i] += options_.cohort_weight * mean_step_ * (best - score);
+  }
+}
+
+}  // namespace kindred::policy
