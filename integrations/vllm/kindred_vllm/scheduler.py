@@ -1,0 +1,54 @@
+"""vLLM's own scheduler, which also tells routers how it stands.
+
+    --scheduler-cls kindred_vllm.scheduler.KindredScheduler
+    --additional-config '{"kindred": {"trace_endpoint": "tcp://*:5570", "trace_interval_ms": 20}}'
+
+Nothing is scheduled differently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from kindred_vllm import versions
+from kindred_vllm.trace import TracePublisher, endpoint_of, measure
+
+versions.check(vllm.__version__)
+logger = init_logger("vllm.kindred")
+
+DEFAULT_ENDPOINT = "tcp://*:5570"
+DEFAULT_INTERVAL_MS = 20
+
+
+class KindredScheduler(AsyncScheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = self.vllm_config
+        options = (config.additional_config or {}).get("kindred", {})
+        rank = config.parallel_config.data_parallel_index
+        endpoint = endpoint_of(options.get("trace_endpoint", DEFAULT_ENDPOINT), rank)
+        interval_ms = options.get("trace_interval_ms", DEFAULT_INTERVAL_MS)
+        if not isinstance(interval_ms, (int, float)) or not 1 <= interval_ms <= 60000:
+            raise ValueError(f"kindred.trace_interval_ms {interval_ms!r}: accepted: a number from 1 to 60000")
+        self._traces = TracePublisher(endpoint, rank, interval_ms / 1000)
+        logger.info("kindred: traces of engine %d on %s", rank, self._traces.endpoint)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        self._traces.publish(self._measure)
+        return outputs
+
+    def add_request(self, *args: Any, **kwargs: Any) -> None:
+        super().add_request(*args, **kwargs)
+        self._traces.publish(self._measure)
+
+    def shutdown(self) -> None:
+        self._traces.close()
+        super().shutdown()
+
+    def _measure(self) -> Any:
+        return measure(self)
