@@ -84,7 +84,7 @@ def model_config(meta: Metadata, tied: bool) -> dict[str, Any]:
 def weights(reader: GGUFReader) -> dict[str, torch.Tensor]:
     out: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
-        data = torch.from_numpy(np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+        data = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
         parts = tensor.name.removesuffix(".weight").split(".")
         if parts[0] != "blk":
             out[f"{OUTER[parts[0]]}.weight"] = data

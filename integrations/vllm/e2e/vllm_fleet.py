@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
-from cluster import MODEL, free_port, metric, post_json, request, wait_until  # noqa: E402
+from cluster import MODEL, Server, free_port, get_json, metric, post_json, request, wait_until  # noqa: E402
 
 PYTHON = pathlib.Path(os.environ.get("KINDRED_VLLM_PYTHON", sys.executable))
 NAME = "tiny"
@@ -41,7 +43,9 @@ def write_model(folder: pathlib.Path) -> pathlib.Path:
 class VllmServer:
     """`python -m vllm.entrypoints.openai.api_server` and the processes it starts, as one group."""
 
-    def __init__(self, name: str, model: pathlib.Path, log: pathlib.Path, connector: dict[str, Any], *args: str) -> None:
+    def __init__(
+        self, name: str, model: pathlib.Path, log: pathlib.Path, connector: dict[str, Any], *args: str
+    ) -> None:
         self.name, self.log, self.port = name, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._out = log.open("wb")
@@ -78,7 +82,9 @@ class VllmServer:
         wait_until(ready, START_TIMEOUT_S, f"{self.name} ready")
         version = json.loads(request(self.url + "/version")[2])["version"]
         took_s = time.monotonic() - self.started_s
-        print(f"{self.name}: vLLM {version}, process {self.popen.pid}, {self.url}, ready after {took_s:.0f} s", flush=True)
+        print(
+            f"{self.name}: vLLM {version}, process {self.popen.pid}, {self.url}, ready after {took_s:.0f} s", flush=True
+        )
         return self
 
     def rpc(self, method: str) -> Any:
@@ -104,6 +110,46 @@ class VllmServer:
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+@dataclasses.dataclass
+class Fleet:
+    prefill: VllmServer
+    decode: list[VllmServer]
+    events: str  # for --kv-events
+    traces: str  # endpoint
+    prefill_blocks: int  # of the prefill server's KV cache
+    folder: pathlib.Path
+
+    @contextlib.contextmanager
+    def router(self, *args: Any) -> Iterator[Server]:
+        """`kindred router` over the fleet, once it has all of its servers."""
+        urls = ["--prefill", self.prefill.url]
+        for server in self.decode:
+            urls += ["--decode", server.url]
+        router = Server(
+            "router", *urls, "--health-interval-ms", 200, *args, log=self.folder / f"router-{free_port()}.log"
+        )
+        try:
+            router.wait_ready("/ready")
+            print(f"kindred router, process {router.popen.pid}, {router.url}", flush=True)
+            yield router
+        except BaseException:
+            print(router.text()[-3000:])
+            raise
+        finally:
+            router.stop()
+
+    def counts_by_hook(self, prompt: str) -> tuple[dict[str, Any], dict[int, list[int]]]:
+        """A prefill leg's answer with nothing cached, and what the gates' own hooks saw meanwhile."""
+        self.prefill.rpc("kindred_take")
+        answer = prefill_leg(self.prefill.url, prompt, cache_salt=os.urandom(8).hex())
+        return answer, {int(layer): row for layer, row in self.prefill.rpc("kindred_take").items()}
+
+
+def decisions(router: Server) -> list[dict[str, Any]]:
+    """Oldest first."""
+    return get_json(router.url + "/status")["decisions"]
 
 
 def prefill_leg(url: str, prompt: str, **fields: Any) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any
 import vllm
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from kindred_vllm import versions
-from kindred_vllm.trace import TracePublisher, endpoint_of, measure
+from kindred_vllm.trace import EngineTrace, TracePublisher, endpoint_of, measure
 
 versions.check(vllm.__version__)
 logger = init_logger("vllm.kindred")
@@ -24,10 +25,12 @@ DEFAULT_ENDPOINT = "tcp://*:5570"
 DEFAULT_INTERVAL_MS = 20
 
 
-class KindredScheduler(AsyncScheduler):
+class _Traces:
+    """Before vLLM's scheduler in the order of bases."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = self.vllm_config
+        config = self.vllm_config  # type: ignore[attr-defined]
         options = (config.additional_config or {}).get("kindred", {})
         rank = config.parallel_config.data_parallel_index
         endpoint = endpoint_of(options.get("trace_endpoint", DEFAULT_ENDPOINT), rank)
@@ -37,18 +40,28 @@ class KindredScheduler(AsyncScheduler):
         self._traces = TracePublisher(endpoint, rank, interval_ms / 1000)
         logger.info("kindred: traces of engine %d on %s", rank, self._traces.endpoint)
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(*args, **kwargs)
-        self._traces.publish(self._measure)
-        return outputs
-
     def add_request(self, *args: Any, **kwargs: Any) -> None:
-        super().add_request(*args, **kwargs)
+        super().add_request(*args, **kwargs)  # type: ignore[misc]
         self._traces.publish(self._measure)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        # The engine steps no more once it has nothing to do, so its last word must not fall into the interval.
+        idle = not self.running and not self.waiting  # type: ignore[attr-defined]
+        self._traces.publish(self._measure, at_once=idle)
+        return outputs
 
     def shutdown(self) -> None:
         self._traces.close()
-        super().shutdown()
+        super().shutdown()  # type: ignore[misc]
 
-    def _measure(self) -> Any:
+    def _measure(self) -> EngineTrace:
         return measure(self)
+
+
+class KindredScheduler(_Traces, AsyncScheduler):
+    """Where vLLM schedules asynchronously, as it does unless told otherwise."""
+
+
+class KindredSyncScheduler(_Traces, Scheduler):
+    """With --no-async-scheduling."""

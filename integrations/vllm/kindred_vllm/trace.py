@@ -61,7 +61,10 @@ def _left(request: Any) -> int:
 
 
 class TracePublisher:
-    """Sends at most one trace each `interval_s`. Not thread-safe; never waits: a router that is slow loses old ones."""
+    """Sends at most one trace each `interval_s`, others only `at_once`. Not thread-safe.
+
+    Never waits: a router that is slow loses old ones.
+    """
 
     def __init__(
         self, endpoint: str, rank: int, interval_s: float, clock: Callable[[], float] = time.monotonic
@@ -83,9 +86,9 @@ class TracePublisher:
     def endpoint(self) -> str:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def publish(self, measure_now: Callable[[], EngineTrace]) -> None:
+    def publish(self, measure_now: Callable[[], EngineTrace], at_once: bool = False) -> None:
         now = self._clock()
-        if now < self._due:
+        if now < self._due and not at_once:
             return
         self._due = now + self._interval_s
         self._sent += 1

@@ -40,7 +40,7 @@ def check(version: str) -> None:
     if not OLDEST <= parse(version) <= NEWEST:
         oldest, newest = (".".join(map(str, end)) for end in (OLDEST, NEWEST))
         raise UnsupportedVersion(
-            f"kindred-vllm knows vLLM {oldest} to {newest}, this is {version}; set {ANY_VERSION}=1 to try it all the same"
+            f"kindred-vllm knows vLLM {oldest} to {newest}, this is {version}; set {ANY_VERSION}=1 to try all the same"
         )
 
 
