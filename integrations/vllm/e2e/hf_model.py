@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize

@@ -6,7 +6,9 @@ from __future__ import annotations
 import concurrent.futures
 import http.client
 import json
+import re
 import struct
+import subprocess
 import time
 import urllib.parse
 from collections import Counter
@@ -15,9 +17,11 @@ from typing import Any
 import msgspec
 import zmq
 from vllm_fleet import (
+    BINARY,
     BLOCK,
     MODEL,
     NAME,
+    PYTHON,
     ROOT,
     Fleet,
     Server,
@@ -28,10 +32,12 @@ from vllm_fleet import (
     post_json,
     prefill_leg,
     request,
+    stream,
     wait_until,
 )
 
 TOP_K, LAYERS = 4, 6
+BODY = {"model": NAME, "max_tokens": 24, "temperature": 0}
 
 
 def prompts(domain: str, most: int) -> list[str]:
@@ -40,8 +46,7 @@ def prompts(domain: str, most: int) -> list[str]:
 
 
 def complete(url: str, prompt: Any, **fields: Any) -> dict[str, Any]:
-    body = {"model": NAME, "prompt": prompt, "max_tokens": 24, "temperature": 0, **fields}
-    status, answer = post_json(url + "/v1/completions", body, timeout=180)
+    status, answer = post_json(url + "/v1/completions", {**BODY, "prompt": prompt, **fields}, timeout=180)
     assert status == 200, answer
     return answer
 
@@ -135,6 +140,77 @@ def test_selections_equal_those_of_the_embedded_worker(fleet: Fleet) -> None:
         worker.stop()
     print(f"selections equal to the embedded worker's: {same} of {total}, {100 * same / total:.2f} %")
     assert same / total >= 0.99
+
+
+def kindred(*args: Any) -> str:
+    done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_recording_makes_cohorts_and_advice(fleet: Fleet) -> None:
+    """The way that docs/deploy-vllm.md describes."""
+    folder = fleet.folder
+    rows = [{"prompt": p, "domain": d} for d in ("ja", "code") for p in prompts(d, 12)]
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    recording, cohorts = folder / "activations.safetensors", folder / "cohorts.safetensors"
+    record = [PYTHON, "-m", "kindred_vllm.record", "--url", fleet.prefill.url, "--max-tokens", "12"]
+    record += ["--prompts", folder / "prompts.jsonl", "--output", recording]
+    done = subprocess.run(record, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout.strip())
+    kept = int(re.search(r": (\d+) requests", done.stdout)[1])  # type: ignore[index]
+    assert kept >= 20
+    kindred("fit", recording, "--workers", 2, "--output", cohorts)
+    with fleet.router("--cohorts", cohorts) as router:
+        for prompt in prompts("ja", 14)[12:]:
+            complete(router.url, prompt, max_tokens=2)
+        assert all(d["scores"] and not d["fallback"] for d in decisions(router))
+    # No profile is of the test model: one is given its shape, so that the recording is read.
+    profile = json.loads((ROOT / "profiles/h100-qwen3-30b-a3b.json").read_text())
+    profile["dims"] |= {"layers": LAYERS, "moe_layers": LAYERS, "experts": 64, "top_k": TOP_K}
+    (folder / "profile.json").write_text(json.dumps(profile))
+    advice = kindred(
+        "simulate",
+        "advise",
+        recording,
+        "--profile",
+        folder / "profile.json",
+        "--workers",
+        2,
+        "--batch",
+        4,
+        "--ranks",
+        1,
+    )
+    assert "%" in advice
+
+
+def test_shadow_decisions_and_a_switchback(fleet: Fleet) -> None:
+    cohorts = fleet.folder / "cohorts.safetensors"  # of the test before
+    texts = [*prompts("ja", 4), *prompts("code", 4)]
+    with fleet.router(
+        "--decode-policy", "least-loaded", "--shadow-policy", "locality-band", "--cohorts", cohorts
+    ) as router:
+        for prompt in texts:
+            complete(router.url, prompt, max_tokens=2)
+        made = decisions(router)
+        assert {d["policy"] for d in made} == {"least-loaded"}
+        assert all(d["shadow_worker"] in {server.url for server in fleet.decode} for d in made)
+        compared = metric(router.url, "kindred_router_shadow_decisions_total")
+        assert compared == len(texts)
+        assert len({d["shadow_worker"] for d in made}) == 2, "the shadow would have used both decode servers"
+    arms = ["--experiment", "even: decode_policy=least-loaded", "--experiment", "near: decode_policy=locality-band"]
+    slices = ["--experiment-slice-ms", 2000, "--experiment-seam-ms", 200]
+    with fleet.router(*arms, *slices, "--cohorts", cohorts) as router:
+        end = time.monotonic() + 60
+        while get_json(router.url + "/experiment")["blocks_over"] < 1 and time.monotonic() < end:
+            for _ in stream(router.url + "/v1/completions", {**BODY, "prompt": texts[0], "stream": True}):
+                pass
+        arms_seen = get_json(router.url + "/experiment")["arms"]
+        print("switchback:", [(arm["name"], arm["requests"], arm["means"]["tpot_s"]) for arm in arms_seen])
+        assert [arm["name"] for arm in arms_seen] == ["even", "near"]
+        assert all(arm["means"]["tpot_s"] > 0 for arm in arms_seen)
 
 
 # --- through the router --------------------------------------------------------------------------
