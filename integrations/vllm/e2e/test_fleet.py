@@ -16,25 +16,8 @@ from typing import Any
 
 import msgspec
 import zmq
-from vllm_fleet import (
-    BINARY,
-    BLOCK,
-    MODEL,
-    NAME,
-    PYTHON,
-    ROOT,
-    Fleet,
-    Server,
-    counts_of,
-    decisions,
-    get_json,
-    metric,
-    post_json,
-    prefill_leg,
-    request,
-    stream,
-    wait_until,
-)
+from cluster import BINARY, MODEL, ROOT, Server, get_json, metric, post_json, request, stream, wait_until
+from vllm_fleet import BLOCK, NAME, PYTHON, Fleet, counts_of, decisions, prefill_leg
 
 TOP_K, LAYERS = 4, 6
 BODY = {"model": NAME, "max_tokens": 24, "temperature": 0}
@@ -123,14 +106,14 @@ def test_selections_equal_those_of_the_embedded_worker(fleet: Fleet) -> None:
     try:
         worker.wait_ready()
         same = total = 0
-        for prompt in [*prompts("ja", 8), *prompts("code", 8), *prompts("de", 8)]:
+        for i, prompt in enumerate([*prompts("ja", 8), *prompts("code", 8), *prompts("de", 8)]):
             status, answer = post_json(
                 worker.url + "/v1/completions",
                 {"prompt": prompt, "max_tokens": 1, "temperature": 0, "return_expert_counts": True},
             )
             assert status == 200, answer
             embedded = counts_of(answer["expert_counts"])
-            leg = prefill_leg(fleet.prefill.url, prompt, cache_salt=prompt)
+            leg = prefill_leg(fleet.prefill.url, prompt, cache_salt=f"embedded{i}")
             ours = counts_of(leg["kv_transfer_params"]["expert_counts"])
             assert answer["usage"]["prompt_tokens"] == leg["usage"]["prompt_tokens"]
             for layer, row in embedded.items():  # all but the last layer
@@ -340,9 +323,9 @@ def test_a_decode_server_that_dies(fleet: Fleet) -> None:
     with fleet.router("--decode-policy", "round-robin") as router:
         complete(router.url, prompts("ja", 1)[0])
         fleet.decode[1].kill()
-        for prompt in prompts("ja", 6):
+        for i, prompt in enumerate(prompts("ja", 6)):
             assert text_of(complete(router.url, prompt)) == text_of(
-                complete(fleet.decode[0].url, prompt, cache_salt=f"alone {prompt}")
+                complete(fleet.decode[0].url, prompt, cache_salt=f"alone{i}")
             )
         health = {w["url"]: w["health"] for w in get_json(router.url + "/status")["workers"]}
         print("health after the kill:", health)

@@ -21,9 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
-from cluster import BINARY, MODEL, Server, free_port, get_json, metric, post_json, request, stream, wait_until  # noqa: E402
-
-__all__ = ["BINARY", "get_json", "stream"]  # for the tests, beside what is used here
+from cluster import MODEL, Server, free_port, get_json, metric, post_json, request, wait_until  # noqa: E402
 
 PYTHON = pathlib.Path(os.environ.get("KINDRED_VLLM_PYTHON", sys.executable))
 NAME = "tiny"
