@@ -24,7 +24,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     }
     kindred = {"kindred": {"trace_endpoint": f"tcp://127.0.0.1:{trace_port}", "trace_interval_ms": 1}}
     prefill_args = ["--kv-events-config", json.dumps(events), "--additional-config", json.dumps(kindred)]
-    prefill_args += ["--scheduler-cls", "kindred_vllm.scheduler.KindredScheduler"]
+    prefill_args += ["--scheduler-cls", "kindred_vllm.scheduler.KindredSyncScheduler"]
     prefill_args += ["--num-gpu-blocks-override", str(PREFILL_BLOCKS)]  # few, so that they are soon reused
     prefill_args += ["--worker-extension-cls", "hook.GateHook"]
     started: list[VllmServer] = []

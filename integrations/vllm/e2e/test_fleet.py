@@ -6,6 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import http.client
 import json
+import os
 import re
 import struct
 import subprocess
@@ -44,6 +45,11 @@ def token_ids(url: str, prompt: str) -> list[int]:
     return answer["tokens"]
 
 
+def fresh() -> str:
+    """A cache_salt: nothing that was sent before is a prefix of what has it."""
+    return os.urandom(8).hex()
+
+
 def added(*parts: dict[int, list[int]]) -> dict[int, list[int]]:
     return {layer: [sum(row) for row in zip(*(part[layer] for part in parts), strict=True)] for layer in parts[0]}
 
@@ -68,7 +74,7 @@ def test_a_cached_prefix_counts_exactly(fleet: Fleet) -> None:
     ids = token_ids(url, "\n".join(prompts("math", 8)))
     whole = 3 * BLOCK
     assert len(ids) > 2 * whole
-    salt = {"cache_salt": "prefix"}
+    salt = {"cache_salt": fresh()}
     fleet.prefill.rpc("kindred_take")
     first = counts_of(prefill_leg(url, ids[:whole], **salt)["kv_transfer_params"]["expert_counts"])
     seen_first = {int(layer): row for layer, row in fleet.prefill.rpc("kindred_take").items()}
@@ -83,7 +89,7 @@ def test_requests_that_share_batches_are_kept_apart(fleet: Fleet) -> None:
     texts = [*prompts("es", 4), *prompts("ja", 4)]
     fleet.prefill.rpc("kindred_take")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda i: prefill_leg(fleet.prefill.url, texts[i], cache_salt=f"batch{i}"), range(8)))
+        answers = list(pool.map(lambda i: prefill_leg(fleet.prefill.url, texts[i], cache_salt=fresh()), range(8)))
     together = {int(layer): row for layer, row in fleet.prefill.rpc("kindred_take").items()}
     each = [counts_of(answer["kv_transfer_params"]["expert_counts"]) for answer in answers]
     for answer, counts in zip(answers, each, strict=True):
@@ -94,8 +100,8 @@ def test_requests_that_share_batches_are_kept_apart(fleet: Fleet) -> None:
 def test_blocks_that_are_reused_count_anew(fleet: Fleet) -> None:
     ids = token_ids(fleet.prefill.url, "\n".join(prompts("legal", 24)))[:2000]
     pool_tokens = fleet.prefill_blocks * BLOCK
-    for i in range(pool_tokens // len(ids) + 2):
-        complete(fleet.prefill.url, ids, max_tokens=1, cache_salt=f"fill{i}")
+    for _ in range(pool_tokens // len(ids) + 2):
+        complete(fleet.prefill.url, ids, max_tokens=1, cache_salt=fresh())
     answer, seen = fleet.counts_by_hook(prompts("de", 5)[4])
     assert counts_of(answer["kv_transfer_params"]["expert_counts"]) == seen
 
@@ -106,14 +112,14 @@ def test_selections_equal_those_of_the_embedded_worker(fleet: Fleet) -> None:
     try:
         worker.wait_ready()
         same = total = 0
-        for i, prompt in enumerate([*prompts("ja", 8), *prompts("code", 8), *prompts("de", 8)]):
+        for prompt in [*prompts("ja", 8), *prompts("code", 8), *prompts("de", 8)]:
             status, answer = post_json(
                 worker.url + "/v1/completions",
                 {"prompt": prompt, "max_tokens": 1, "temperature": 0, "return_expert_counts": True},
             )
             assert status == 200, answer
             embedded = counts_of(answer["expert_counts"])
-            leg = prefill_leg(fleet.prefill.url, prompt, cache_salt=f"embedded{i}")
+            leg = prefill_leg(fleet.prefill.url, prompt, cache_salt=fresh())
             ours = counts_of(leg["kv_transfer_params"]["expert_counts"])
             assert answer["usage"]["prompt_tokens"] == leg["usage"]["prompt_tokens"]
             for layer, row in embedded.items():  # all but the last layer
@@ -201,9 +207,9 @@ def test_shadow_decisions_and_a_switchback(fleet: Fleet) -> None:
 
 def test_outputs_equal_those_of_a_single_vllm(fleet: Fleet) -> None:
     with fleet.router("--decode-policy", "round-robin") as router:
-        for i, prompt in enumerate([*prompts("ja", 4), *prompts("code", 4), *prompts("es", 4)]):
+        for prompt in [*prompts("ja", 4), *prompts("code", 4), *prompts("es", 4)]:
             split = complete(router.url, prompt)
-            single = complete(fleet.decode[0].url, prompt, cache_salt=f"single{i}")
+            single = complete(fleet.decode[0].url, prompt, cache_salt=fresh())
             assert text_of(split) == text_of(single)
             assert split["usage"]["completion_tokens"] == single["usage"]["completion_tokens"]
             assert "expert_counts" not in json.dumps(split)
@@ -260,7 +266,7 @@ def test_traces_say_how_the_engine_stands(fleet: Fleet) -> None:
     time.sleep(0.5)  # a SUB socket misses what is sent before it has joined, and cannot say when it has
     ids = token_ids(fleet.prefill.url, "\n".join(prompts("legal", 24)))[:1000]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        done = pool.submit(complete, fleet.prefill.url, ids, max_tokens=1, cache_salt="traces")
+        done = pool.submit(complete, fleet.prefill.url, ids, max_tokens=1, cache_salt=fresh())
         traces = []
         while not traces or traces[-1]["running"] + traces[-1]["waiting"] > 0:
             topic, number, body = socket.recv_multipart()
@@ -323,9 +329,9 @@ def test_a_decode_server_that_dies(fleet: Fleet) -> None:
     with fleet.router("--decode-policy", "round-robin") as router:
         complete(router.url, prompts("ja", 1)[0])
         fleet.decode[1].kill()
-        for i, prompt in enumerate(prompts("ja", 6)):
+        for prompt in prompts("ja", 6):
             assert text_of(complete(router.url, prompt)) == text_of(
-                complete(fleet.decode[0].url, prompt, cache_salt=f"alone{i}")
+                complete(fleet.decode[0].url, prompt, cache_salt=fresh())
             )
         health = {w["url"]: w["health"] for w in get_json(router.url + "/status")["workers"]}
         print("health after the kill:", health)

@@ -31,6 +31,9 @@ class _Traces:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = self.vllm_config  # type: ignore[attr-defined]
+        if bool(config.scheduler_config.async_scheduling) != isinstance(self, AsyncScheduler):
+            other = KindredSyncScheduler if isinstance(self, AsyncScheduler) else KindredScheduler
+            raise ValueError(f"--scheduler-cls: this engine's scheduling asks for {__name__}.{other.__name__}")
         options = (config.additional_config or {}).get("kindred", {})
         rank = config.parallel_config.data_parallel_index
         endpoint = endpoint_of(options.get("trace_endpoint", DEFAULT_ENDPOINT), rank)
@@ -64,4 +67,4 @@ class KindredScheduler(_Traces, AsyncScheduler):
 
 
 class KindredSyncScheduler(_Traces, Scheduler):
-    """With --no-async-scheduling."""
+    """Where it does not: on CPUs, and with --no-async-scheduling."""
