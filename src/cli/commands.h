@@ -16,6 +16,7 @@ int run_fit(Args args);
 int run_status(Args args);
 int run_model(Args args);
 int run_bench(Args args);
+int run_reproduce(Args args);
 int run_simulate(Args args);
 
 // Of `kindred simulate`.

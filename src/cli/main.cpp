@@ -24,6 +24,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"demo", "start a small cluster here, send prompts through it, show what routing did", run_demo},
     {"record", "send prompts through a worker and keep their expert counts", run_record},
     {"fit", "make a cohort file for the router from recorded expert counts", run_fit},
+    {"reproduce", "predict published results of clusters in the simulator, with the error shown", run_reproduce},
     {"simulate", "try policies on a simulated cluster", run_simulate},
     {"bench", "measure parts of Kindred on this machine", run_bench},
     {"status", "show a running router: workers, cohorts, last decisions", run_status},
