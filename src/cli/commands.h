@@ -17,6 +17,7 @@ int run_place(Args args);
 int run_status(Args args);
 int run_model(Args args);
 int run_bench(Args args);
+int run_reproduce(Args args);
 int run_simulate(Args args);
 
 // Of `kindred simulate`.

@@ -25,6 +25,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"record", "send prompts through a worker and keep their expert counts", run_record},
     {"fit", "make a cohort file for the router from recorded expert counts", run_fit},
     {"place", "place experts on the ranks of expert parallelism where their traffic comes from", run_place},
+    {"reproduce", "predict published results of clusters in the simulator, with the error shown", run_reproduce},
     {"simulate", "try policies on a simulated cluster", run_simulate},
     {"bench", "measure parts of Kindred on this machine", run_bench},
     {"status", "show a running router: workers, cohorts, last decisions", run_status},
