@@ -68,7 +68,7 @@ std::string to_sentence(const MoveReason& move, const std::string& source_name) 
                                  move.layer, move.expert, move.copy ? "copied from" : "from", move.from, move.to,
                                  move.main_tokens, move.tokens, source);
   if (move.saved_communication > 0) {
-    text += fmt::format(", which saves {:.0f}", move.saved_communication);
+    text += fmt::format(", which saves {:.0f}{}", move.saved_communication, move.copy ? " with all its copies" : "");
   } else if (move.saved_communication < 0) {
     text += fmt::format("; it costs {:.0f}, and makes room or balances", -move.saved_communication);
   } else {

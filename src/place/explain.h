@@ -18,7 +18,7 @@ struct MoveReason {
   double tokens = 0;          // of the expert
   uint32_t main_source = 0;   // that sends it most
   double main_tokens = 0;
-  double saved_communication = 0;  // tokens * distance; negative: it costs
+  double saved_communication = 0;  // of all the expert's moves: tokens * distance; negative: it costs
   // Loads over the mean of the layer: of the rank it leaves, before; of the rank it goes to, after.
   double from_load = 1, to_load = 1;
 };

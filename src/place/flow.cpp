@@ -14,8 +14,8 @@ namespace kindred::place {
 namespace {
 
 // Kicks are shared among the layers: a whole model's placement stays within milliseconds, and a few layers are
-// searched harder. In all about 6 ms at 128 experts on 8 ranks.
-uint32_t kicks_per_layer(uint32_t layers) { return std::clamp(384 / layers, 4U, 192U); }
+// searched harder.
+uint32_t kicks_per_layer(uint32_t layers) { return std::clamp(288 / layers, 4U, 192U); }
 
 Error above_cap(const Problem& problem, size_t layer, double max_load, double mean) {
   return invalid(fmt::format("{}: flow found no placement of layer {} under it; the best has a rank at {:.3f} times "

@@ -12,6 +12,7 @@ namespace kindred::place {
 namespace {
 
 constexpr double kMostTokens = 0x1p53;
+constexpr double kMostWeight = 1e12;  // of a token or a move; no product of these overflows
 
 // What any of ours should ever meet; keeps sizes far from overflow.
 constexpr uint64_t kMostLayers = 1024, kMostSources = 4096, kMostExperts = 65'536, kMostRanks = 4096;
@@ -75,7 +76,9 @@ Status Topology::check() const {
                    "distance");
   }
   for (const double d : distance) {
-    if (!std::isfinite(d) || d < 0) return invalid(fmt::format("{} is not a finite cost of 0 or more", d), "distance");
+    if (!(d >= 0) || d > kMostWeight) {
+      return invalid(fmt::format("{}; accepted: 0 to {:g}", d, kMostWeight), "distance");
+    }
   }
   return {};
 }
@@ -223,8 +226,8 @@ Status Problem::check() const {
         "redundant");
   }
   for (const double weight : {weights.alpha, weights.beta, weights.gamma}) {
-    if (!std::isfinite(weight) || weight < 0) {
-      return invalid(fmt::format("{} is not a finite number of 0 or more", weight), "weights");
+    if (!(weight >= 0) || weight > kMostWeight) {
+      return invalid(fmt::format("{}; accepted: 0 to {:g}", weight, kMostWeight), "weights");
     }
   }
   if (!(load_cap >= 1)) return invalid(fmt::format("{}; accepted: 1 or more", load_cap), "load_cap");

@@ -35,7 +35,7 @@ struct Traffic {
   Status check() const;
 };
 
-// What a token pays on its way: [S, R], >= 0; 0 where the source owns the rank.
+// What a token pays on its way: [S, R], 0 to 1e12; 0 where the source owns the rank.
 struct Topology {
   uint32_t sources = 0, ranks = 0;
   std::vector<double> distance = {};

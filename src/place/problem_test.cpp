@@ -121,8 +121,10 @@ TEST(problem, bad_ranks_and_slots) {
   bad.load_cap = 0.9;
   EXPECT_EQ(field_at_fault(bad.check()), "load_cap");
   bad = good;
-  bad.weights.beta = -1;
-  EXPECT_EQ(field_at_fault(bad.check()), "weights");
+  for (const double beta : {-1.0, 1e13, std::nan("")}) {
+    bad.weights.beta = beta;
+    EXPECT_EQ(field_at_fault(bad.check()), "weights");
+  }
   bad = good;
   bad.topology.distance[2] = -1;
   EXPECT_EQ(field_at_fault(bad.check()), "distance");

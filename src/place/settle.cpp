@@ -22,9 +22,9 @@ void Settler::begin(const Rows& rows) {
   slots_ = static_cast<uint32_t>(n / rows.ranks);
   mean_ = std::accumulate(rows.load.begin(), rows.load.end(), 0.0) / rows.ranks;
   // Relative to what is being added up, so that rounding never looks like a gain.
-  double scale = rows.beta * mean_;
-  for (size_t i = 0; i < n; ++i) scale = std::max(scale, std::abs(rows.cost[i * rows.ranks]));
-  least_gain_ = 1e-11 * static_cast<double>(n) * std::max(scale, 1e-300);
+  const auto [least, most] = std::minmax_element(rows.cost.begin(), rows.cost.end());
+  const double scale = std::max({rows.beta * mean_, std::abs(*least), std::abs(*most), 1e-300});
+  least_gain_ = 1e-11 * static_cast<double>(n) * scale;
   penalty_ = std::isfinite(rows.load_cap) ? first_penalty() : 0;
   entering_.resize(slots_);
   entering_load_.resize(slots_);
@@ -185,18 +185,23 @@ Settled Settler::finish(const State& state) const {
   return out;
 }
 
+// Ranks of one source cost a row alike. Too little to matter, but enough to spread such rows from the start, saves
+// most of the shortest paths.
 std::vector<uint32_t> Settler::assign_at(std::span<const double> price, double& bound) {
-  const uint32_t ranks = rows_.ranks;
-  priced_.assign(rows_.cost.begin(), rows_.cost.end());
-  double shift = 0;
-  for (uint32_t r = 0; r < ranks; ++r) {
-    shift += price[r] * mean_;
-    if (price[r] == 0) continue;
-    for (size_t row = 0; row < rows_.load.size(); ++row) priced_[row * ranks + r] += price[r] * rows_.load[row];
+  const size_t ranks = rows_.ranks, count = rows_.load.size();
+  const double nudge = least_gain_ / static_cast<double>(count * ranks);
+  priced_.resize(count * ranks);
+  for (size_t row = 0; row < count; ++row) {
+    for (size_t r = 0; r < ranks; ++r) {
+      priced_[row * ranks + r] =
+          rows_.cost[row * ranks + r] + price[r] * rows_.load[row] + nudge * static_cast<double>((row + r) % ranks);
+    }
   }
   const std::vector<uint32_t> capacity(ranks, slots_);
   Result<expert::Assignment> assigned = expert::assign_rows(priced_, capacity);
   KINDRED_CHECK(assigned.ok());  // finite costs, room for all
+  // What prices give back to the mean, and more than all nudges together.
+  const double shift = std::accumulate(price.begin(), price.end(), 0.0) * mean_ + least_gain_;
   bound = std::max(bound, assigned->total - shift);
   return std::move(assigned->column);
 }

@@ -201,7 +201,8 @@ TEST(settle, a_ring_of_equals) {
   const std::vector<double> cost = {0, 1, 0, 1, 0, 2, 0, 2}, load(4, 1.0);
   const Settled settled = Settler().settle({.cost = cost, .load = load, .ranks = 2, .beta = 1});
   EXPECT_EQ(settled.objective, 2);
-  EXPECT_EQ(settled.bound, 2);
+  EXPECT_NEAR(settled.bound, 2, 1e-6);
+  EXPECT_LE(settled.bound, 2);
   EXPECT_EQ(settled.rank, (std::vector<uint32_t>{1, 1, 0, 0}));
 }
 
