@@ -102,7 +102,7 @@ void read_prefill_tokens(const Json& rank, EngineLoad& out) {
   if (told != rank.end() && told->is_object()) {
     out.remaining_prefill_tokens = figure(*told, "remaining_prefill_tokens");
     out.waiting_prefill_tokens = figure(*told, "waiting_prefill_tokens");
-    return;
+    if (out.remaining_prefill_tokens && out.waiting_prefill_tokens) return;
   }
   const auto total = figure(rank, "num_total_tokens"), used = figure(rank, "num_used_tokens");
   // What is left of a chunked prompt is in it. Before there was such a figure: the prompts that wait.

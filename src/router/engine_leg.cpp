@@ -84,6 +84,7 @@ void add_engine_headers(const Core& core, const PromptTarget& target, const flee
 
 Result<std::optional<std::string>> engine_body(const Core& core, const Exchange& exchange, const PromptTarget& target,
                                                std::string_view body) {
+  if (!exchange.ends_with_done()) return std::optional<std::string>();  // of other jobs the fields are not known
   std::vector<Edit> edits;
   std::string priority, rank;
   if (const auto number = leg_priority(core, exchange, target.worker, target.prefill_tokens)) {

@@ -43,7 +43,8 @@ std::optional<PromptTarget> decide_engine(Core& core, const Exchange& exchange, 
 void add_engine_headers(const Core& core, const PromptTarget& target, const fleet::LoadGuard& guard,
                         net::RequestHead& head);
 
-// The body for that target where it differs from `body`: a priority (router/vllm_priority.h), SGLang's rank.
+// The body for that target where it differs from `body`, as it may for completions, chat or not: a priority
+// (router/vllm_priority.h), SGLang's rank.
 // Error: kInvalid, for what is no JSON object.
 Result<std::optional<std::string>> engine_body(const Core& core, const Exchange& exchange, const PromptTarget& target,
                                                std::string_view body);
