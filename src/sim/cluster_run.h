@@ -55,7 +55,7 @@ class ClusterRun {
     uint32_t first_rank = 0, last_rank = 0;  // of experts: [first, last)
   };
   struct TraceOnItsWay {
-    uint32_t worker = 0, epoch = 0;
+    uint32_t worker = 0;
     fleet::EngineTrace trace;
   };
 
