@@ -85,7 +85,8 @@ int bench_pressure(Args args) {
                           "take the shortest prompt first",
                           fmt::join(policy::engine_policy_names(), ", ")));
   schema.list("mix", &bench.mixes, fmt::format("of lengths: {}", fmt::join(sim::length_mix_names(), ", ")));
-  schema.list("setup", &bench.setups, "of engines: dp2 and dp4 in lockstep with expert parallelism, 2x1 and 4x1 apart");
+  schema.list("setup", &bench.setups,
+              "of engines: dp2 and dp4, the default, in lockstep with expert parallelism; 2x1 and 4x1 apart");
   schema.real("scale", &bench.scale, 0.01, 100, "times the rates");
   schema.text("profile", &bench.profile, "hardware profile");
   schema.text("trace", &bench.trace, "file of requests whose lengths are reshaped; else the one in data/traces");

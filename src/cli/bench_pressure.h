@@ -20,7 +20,7 @@ struct PressureBench {
   int64_t requests = 1000, seeds = 3, first_seed = 1, threads = 0;
   std::vector<std::string> mixes;     // empty: all
   std::vector<std::string> policies;  // empty: all; the first is what the others are compared with
-  std::vector<std::string> setups;    // empty: all
+  std::vector<std::string> setups;    // empty: dp2 and dp4
   double scale = 1;                   // of all rates
   std::string profile = "h100-qwen3-30b-a3b", trace;
   policy::PressureOptions pressure = {};
@@ -53,8 +53,8 @@ struct PressureFigures {
   double preemptions = 0;
 
   std::array<double*, kCount> all() {
-    return {&ttft_s,           &ttft_p99_s, &tpot_s, &total_s,    &requests_per_s, &tokens_per_s,
-            &gap_tokens_per_s, &running,    &kv,     &preemptions};
+    return {&ttft_s,       &ttft_p99_s,       &tpot_s,  &total_s, &requests_per_s,
+            &tokens_per_s, &gap_tokens_per_s, &running, &kv,      &preemptions};
   }
 };
 

@@ -165,8 +165,8 @@ Status draw_pressure(const PressureGrid& grid, const std::string& folder, const 
   const auto draw = [&](std::string_view what, const BarChart& chart) {
     return save_svg(folder, fmt::format("bench-pressure-{}", what), bar_chart(chart));
   };
-  if (Status ok = draw("running", bars(grid, &PressureFigures::running, 1, "Running requests of an engine",
-                                       "mean over time", note));
+  if (Status ok = draw(
+          "running", bars(grid, &PressureFigures::running, 1, "Running requests of an engine", "mean over time", note));
       !ok) {
     return ok;
   }

@@ -102,10 +102,10 @@ Result<sim::WorkerGroup> make_group(const SimulateOptions& options, const Worker
   const uint64_t tokens = options.kv_tokens > 0 ? static_cast<uint64_t>(options.kv_tokens) : gpus_tokens;
   const uint64_t blocks = std::min<uint64_t>(tokens / out.engines / kKvBlockTokens, UINT32_MAX);
   if (blocks == 0) {
-    return invalid(fmt::format("{}: {} tokens of KV a worker; accepted: {} or more for each of its {} engines",
-                               options.kv_tokens > 0 ? "--kv-tokens" : profile.name, tokens, kKvBlockTokens,
-                               out.engines),
-                   "kv_tokens");
+    return invalid(
+        fmt::format("{}: {} tokens of KV a worker; accepted: {} or more for each of its {} engines",
+                    options.kv_tokens > 0 ? "--kv-tokens" : profile.name, tokens, kKvBlockTokens, out.engines),
+        "kv_tokens");
   }
   out.engine.queue = {.policy = *policy::parse_queue_policy(options.queue_policy),
                       .age_ns = std::llround(options.queue_age * 1e9)};
@@ -335,7 +335,8 @@ Status set_router(const SimulateOptions& options, sim::DispatchOptions& router) 
   router.fleet.load_max_age_ms = std::chrono::milliseconds(std::max<int64_t>(5000, 2 * options.poll_ms));
   router.decode_inflight = options.decode_inflight;
   for (const std::string& name : options.engine_policies) {
-    router.engine = policy::EnginePolicyOptions{.name = name, .tie_break = options.tie_break, .seed = router.decode.seed};
+    router.engine =
+        policy::EnginePolicyOptions{.name = name, .tie_break = options.tie_break, .seed = router.decode.seed};
     if (auto made = policy::make_engine_policy(*router.engine); !made) return std::move(made).error();
   }
   if (options.policies.empty()) return invalid("--policy: none is given", "policy");

@@ -78,8 +78,8 @@ struct ClusterOptions {
   int64_t trace_ms = 20;    // between two traces of an engine, at least
   int64_t trace_delay_ms = 1;
   std::vector<TraceLoss> trace_losses = {};
-  bool engine_series = false;  // EngineReport::prompt_tokens_by_s
-  size_t step_records = 0;  // at most so many are kept for SimResult::steps
+  bool engine_series = false;                       // EngineReport::prompt_tokens_by_s
+  size_t step_records = 0;                          // at most so many are kept for SimResult::steps
   std::function<void(size_t ended)> on_ended = {};  // for a progress bar; rarely
 };
 
@@ -95,9 +95,9 @@ struct SimRequest {
   std::vector<uint64_t> blocks = {};  // of the prompt by content, as in TraceRequest
   RequestExperts experts;
   std::string label = {};
-  int64_t priority = 0;                      // policy::QueuedRequest::priority
-  int32_t assigned = -1;                     // policy::EngineRequest::assigned
-  std::optional<EnginePlace> direct = {};    // its client goes there and asks no router; only workers of kBoth
+  int64_t priority = 0;                    // policy::QueuedRequest::priority
+  int32_t assigned = -1;                   // policy::EngineRequest::assigned
+  std::optional<EnginePlace> direct = {};  // its client goes there and asks no router; only workers of kBoth
 };
 
 enum class Ended {
@@ -135,8 +135,8 @@ struct EngineReport {
 struct WorkerReport {
   std::string name;
   Role role = Role::kBoth;
-  uint64_t steps = 0, decode_steps = 0;  // decode_steps: with decode tokens only
-  double busy_s = 0, decode_s = 0;  // engines apart: their mean
+  uint64_t steps = 0, decode_steps = 0;           // decode_steps: with decode tokens only
+  double busy_s = 0, decode_s = 0;                // engines apart: their mean
   uint64_t decode_tokens = 0;                     // of decode steps: their batches, summed
   uint64_t all_decode_tokens = 0;                 // of all steps
   uint64_t prefill_tokens = 0;                    // computed
@@ -165,8 +165,8 @@ struct SimResult {
   std::vector<uint64_t> fallbacks;  // by policy::FallbackReason
   double end_s = 0;                 // of the last event that changed something
   uint64_t steps_run = 0, events = 0;
-  uint64_t traces = 0;      // that reached the first router
-  int64_t ledger_left = 0;  // requests in flight at the end: 0 unless something leaks
+  uint64_t traces = 0;              // that reached the first router
+  int64_t ledger_left = 0;          // requests in flight at the end: 0 unless something leaks
   int64_t engine_ledgers_left = 0;  // what engines' ledgers still count, request or token: 0 unless something leaks
 };
 

@@ -49,13 +49,13 @@ class ClusterRun {
   struct Feed {
     uint64_t sequence = 0;
     int64_t pushed_ns = 0;
-    int64_t due_ns = -1;                // of the next one; -1: none
-    bool changed = false;               // since this moment began
-    std::deque<uint64_t> received;      // dispatch ids, newest last
+    int64_t due_ns = -1;                     // of the next one; -1: none
+    bool changed = false;                    // since this moment began
+    std::deque<uint64_t> received;           // dispatch ids, newest last
     uint32_t first_rank = 0, last_rank = 0;  // of experts: [first, last)
   };
   struct TraceOnItsWay {
-    uint32_t worker = 0, epoch = 0;
+    uint32_t worker = 0;
     fleet::EngineTrace trace;
   };
 
@@ -64,7 +64,7 @@ class ClusterRun {
     fleet::WorkerId id = kNobody;  // in the fleet, once it has joined
     std::vector<Engine> engines;
     std::vector<Unit> units;
-    std::vector<Feed> feeds;                // of each engine
+    std::vector<Feed> feeds;                  // of each engine
     std::unique_ptr<ExpertLoad> expert_load;  // null: one rank
     bool alive = false;
     uint32_t epoch = 0;

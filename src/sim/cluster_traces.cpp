@@ -73,7 +73,7 @@ void ClusterRun::send_trace(uint32_t at, uint32_t engine) {
     way = free_ways_.back();
     free_ways_.pop_back();
   }
-  on_their_way_[way] = {.worker = at, .epoch = worker.epoch, .trace = trace_of(worker, engine)};
+  on_their_way_[way] = {.worker = at, .trace = trace_of(worker, engine)};
   push(clock_.now_ns() + options_.trace_delay_ms * kNsPerMs, {.kind = Kind::kTraceArrives, .at = way});
   tell_at(at, engine, clock_.now_ns() + kHeartbeat_ns);
 }

@@ -115,7 +115,8 @@ std::optional<Destination> Dispatcher::prefill(Routed& request) {
   asked.dialect = fleet::Dialect::kKindred;
   std::optional<Destination> to;
   if (engine_) to = begin_on_engine(request, Role::kPrefill, asked);
-  else if (const auto worker = begin(request, fleet::choose_prefill(fleet_, *prefill_, asked), load)) to = Destination{.worker = *worker};
+  else if (const auto worker = begin(request, fleet::choose_prefill(fleet_, *prefill_, asked), load))
+    to = Destination{.worker = *worker};
   if (to) request.tried_prefill.push_back(to->worker);
   return to;
 }

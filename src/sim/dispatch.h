@@ -45,7 +45,7 @@ struct Routed {
   std::string key;    // what prefix-hash hashes: equal beginnings of prompts have equal keys
   std::string label;  // of its domain; empty: none
   uint32_t prompt_tokens = 0;
-  int32_t assigned = -1;  // policy::EngineRequest::assigned
+  int32_t assigned = -1;                     // policy::EngineRequest::assigned
   std::vector<fleet::HeldTokens> held = {};  // when it arrived
   std::vector<fleet::WorkerId> tried_prefill = {}, tried_decode = {};
   fleet::LoadGuard leg = {};
@@ -92,8 +92,8 @@ class Dispatcher {
   fleet::DecodeRoom room_;
   std::unique_ptr<policy::PrefillPolicy> prefill_;
   std::unique_ptr<policy::DecodePolicy> decode_, plain_;
-  std::unique_ptr<policy::EnginePolicy> engine_;       // null: none
-  std::unique_ptr<fleet::PrefixIndex> index_;  // null: no policy asks what workers hold
+  std::unique_ptr<policy::EnginePolicy> engine_;  // null: none
+  std::unique_ptr<fleet::PrefixIndex> index_;     // null: no policy asks what workers hold
   std::vector<fleet::PrefixIndex::Held> found_;
   policy::Decision last_;
 };

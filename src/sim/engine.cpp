@@ -32,8 +32,7 @@ void Engine::enqueue(uint32_t at, bool preempted) {
   const Sequence& sequence = slot.sequence;
   slot.waiting = 0;
   if (!sequence.fetches) {
-    slot.waiting =
-        sequence.prompt_tokens + sequence.generated - cached_pieces(sequence) * options_.kv.piece_tokens;
+    slot.waiting = sequence.prompt_tokens + sequence.generated - cached_pieces(sequence) * options_.kv.piece_tokens;
   }
   waiting_prefill_tokens_ += slot.waiting;
   queued_.emplace(slot.queued, at);

@@ -76,7 +76,8 @@ class Engine {
   uint64_t remaining_prefill_tokens() const;
   // Of waiting ones, less what the prefix cache held when they came.
   uint64_t waiting_prefill_tokens() const { return waiting_prefill_tokens_; }
-  // visit(const RequestExperts&, prompt tokens, generated tokens) for each sequence that takes part in the planned step.
+  // visit(const RequestExperts&, prompt tokens, generated tokens) for each sequence that takes part in the planned
+  // step.
   void for_each_planned(const auto& visit) const {
     for (const uint32_t at : running_) {
       const Slot& slot = slots_[at];

@@ -67,8 +67,7 @@ void ExpertLoad::move_to(int64_t now_ns) {
   window_ = window;
 }
 
-void ExpertLoad::add(const RequestExperts& experts, uint32_t prompt_tokens, uint32_t generated_tokens,
-                     int64_t now_ns) {
+void ExpertLoad::add(const RequestExperts& experts, uint32_t prompt_tokens, uint32_t generated_tokens, int64_t now_ns) {
   move_to(now_ns);
   const auto add_shares = [this](const Shares& shares, uint32_t tokens) {
     for (size_t rank = 0; rank < shares.size(); ++rank) now_[rank] += shares[rank] * tokens;

@@ -44,8 +44,8 @@ class ExpertLoad {
 
   std::shared_ptr<const ExpertRanks> ranks_;
   std::unordered_map<const void*, Shares> known_;
-  int64_t window_ = 0;     // its number: the second it stands for
-  Shares now_, before_;    // tokens, [ranks]
+  int64_t window_ = 0;   // its number: the second it stands for
+  Shares now_, before_;  // tokens, [ranks]
 };
 
 }  // namespace kindred::sim

@@ -14,8 +14,7 @@ namespace kindred::sim {
 namespace {
 
 // By value of LengthMix.
-constexpr auto kMixNames =
-    std::to_array<std::string_view>({"random", "central", "descending", "two-end", "average"});
+constexpr auto kMixNames = std::to_array<std::string_view>({"random", "central", "descending", "two-end", "average"});
 constexpr double kRangeQuantile = 0.99;
 constexpr double kWeightUnits = 1000;
 constexpr uint32_t kMostReshaped = 10'000'000;
@@ -103,8 +102,7 @@ Result<std::vector<TraceRequest>> reshape(std::span<const TraceRequest> trace, c
   while (out.size() < options.requests) {
     const uint64_t at = options.mix == LengthMix::kRandom ? next++ % trace.size() : drawer.draw(rng);
     if (trace[at].prompt_tokens == 0 || trace[at].prompt_tokens > range) continue;
-    out.push_back(
-        {.prompt_tokens = scaled(trace[at].prompt_tokens), .output_tokens = scaled(trace[at].output_tokens)});
+    out.push_back({.prompt_tokens = scaled(trace[at].prompt_tokens), .output_tokens = scaled(trace[at].output_tokens)});
   }
   return out;
 }

@@ -56,6 +56,37 @@ def test_a_worker_fails_and_a_plain_cluster_works():
     assert plain["policies"][0]["summary"]["ended"]["ok"] == plain["requests"]
 
 
+def test_engines_are_chosen_by_the_router():
+    args = ["--workers", "1B", "--engines", 3, "--engine-policy", "request-count", "--engine-policy", "pressure",
+            "--queue-policy", "sjf-aging", "--json"]
+    one, two = simulate(*args), simulate(*args)
+    assert one == two
+    figures = json.loads(one)
+    assert [arm["policy"] for arm in figures["policies"]] == ["request-count", "pressure"]
+    for arm in figures["policies"]:
+        assert arm["summary"]["ended"]["ok"] == figures["requests"]
+        assert arm["fallbacks"].get("no_trace", 0) <= 1  # before the first traces
+
+
+def test_bench_pressure_prints_every_run_and_draws(tmp_path):
+    args = ["--quick", "--requests", 40, "--setup", "2x1", "--policy", "request-count", "--policy", "pressure+sjf-aging"]
+    done = run("bench", "pressure", *args, "--json", "--plots", tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["failed"] == 0
+    assert {(row["mix"], row["policy"]) for row in figures["rows"]} == {
+        (mix, policy) for mix in ("random", "two-end") for policy in ("request-count", "pressure+sjf-aging")}
+    assert all(0 < row["mean"]["ttft_s"] <= row["mean"]["ttft_p99_s"] for row in figures["rows"])
+    for chart in ("ttft-2x1", "ttft-p99-2x1", "tpot-2x1", "gap-2x1", "running", "kv"):
+        xml.etree.ElementTree.parse(tmp_path / f"bench-pressure-{chart}.svg")
+    text = run("bench", "pressure", *args).stdout
+    assert "pressure+sjf-aging" in text and "gap tokens/s" in text
+    for wrong, accepted in ((["--setup", "dp9"], "2x1"), (["--mix", "odd"], "two-end"), (["--policy", "odd"], "vllm-0.27")):
+        refused = run("bench", "pressure", "--quick", *wrong)
+        assert refused.returncode == 2
+        assert accepted in refused.stderr
+
+
 def test_traces_of_others(tmp_path):
     trace = tmp_path / "trace.jsonl"
     lines = [{"timestamp": 200 * i, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 100 + i],
@@ -120,6 +151,8 @@ def test_recorded_experts(tmp_path):
     (["--workers", "8P"], ["prefill and decode workers"]),
     (["--workers", "2P,2D:h200-gpt-oss-120b"], ["--workers", "one model"]),
     (["--policy", "best"], ["best", "locality-band"]),
+    (["--engine-policy", "best"], ["best", "request-count"]),
+    (["--queue-policy", "best"], ["best", "sjf-aging"]),
     (["--kv-tokens", 64, "--lengths", "fixed"], ["do not fit", "--kv-tokens"]),
     (["--event", "2:explode:decode-1"], ["--event", "fail, leave, join"]),
     (["--event", "2:fail:decode-9"], ["--event", "prefill-0 to decode-3"]),
