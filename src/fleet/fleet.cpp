@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
+
+#include "fleet/other_routers.h"
 
 namespace kindred::fleet {
 namespace {
@@ -391,6 +394,7 @@ Snapshot Fleet::snapshot(const Query& query) const {
   const std::lock_guard lock(mutex_);
   Snapshot out;
   const MonotonicTime now = clock_.now();
+  std::vector<PartlyKnown> known;  // beside views, if asked for
   const policy::StepLaw law = query.experts ? steps_->law() : policy::StepLaw{};
   for (const WorkerId id : members_) {
     const Worker& worker = *workers_[id];
@@ -409,10 +413,17 @@ Snapshot Fleet::snapshot(const Query& query) const {
     view.requests = (requests_of(worker, now) + joining) / share - joining;
     view.law = law;
     view.slowness = steps_->slowness(id);
-    out.experts.push_back(worker.experts->state());
+    known.push_back({.state = worker.experts->state(),
+                     .known = static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed)),
+                     .requests = view.requests});
+  }
+  if (!query.experts) return out;
+  if (options_.load == LoadSource::kPolled) add_unknown(known);
+  for (size_t i = 0; i < known.size(); ++i) {
+    out.experts.push_back(std::move(known[i].state));
     if (const ExpertState* state = out.experts.back().get()) {
-      view.unused = state->unused;
-      view.used = state->used;
+      out.views[i].unused = state->unused;
+      out.views[i].used = state->used;
     }
   }
   return out;
