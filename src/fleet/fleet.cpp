@@ -62,15 +62,16 @@ void LoadGuard::answered() {
 
 void LoadGuard::release() {
   if (!ledger_) return;
+  // Before the ledger: whoever sees the count go down finds the experts gone, too.
+  if (experts_) experts_->leave(*inclusion_, expert_choices(load_));
+  experts_.reset();
+  inclusion_.reset();
   ledger_->requests.fetch_sub(load_.requests, std::memory_order_relaxed);
   ledger_->tokens.fetch_sub(load_.tokens, std::memory_order_relaxed);
   if (probe_) ledger_->probes.fetch_sub(1, std::memory_order_relaxed);
   ledger_.reset();
   if (engine_) engine_->end(dispatch_);
   engine_.reset();
-  if (experts_) experts_->leave(*inclusion_, expert_choices(load_));
-  experts_.reset();
-  inclusion_.reset();
 }
 
 void LoadGuard::decoded(uint64_t tokens, double seconds) {
