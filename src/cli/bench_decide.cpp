@@ -117,8 +117,7 @@ struct Part {
 };
 
 // parts[0] without cohorts, parts[1] with them, parts[2] what is kept of a decision.
-void time_marginal(const Workload& work, policy::DecodePolicy& policy, fleet::ExpertLoad& load,
-                   std::span<Part> parts) {
+void time_marginal(const Workload& work, policy::DecodePolicy& policy, fleet::ExpertLoad& load, std::span<Part> parts) {
   const policy::DecodeSnapshot without{work.workers}, with{work.workers, &*work.cohorts};
   std::optional<policy::Decision> decision;
   for (const expert::ExpertCounts& counts : work.counts) {

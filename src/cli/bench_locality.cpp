@@ -96,8 +96,7 @@ std::vector<std::string> router_args(const LocalityOptions& options, const std::
                                      const std::string& cohorts) {
   std::vector<std::string> args = {"--decode-policy", policy, "--seed", std::to_string(options.seed)};
   const bool by_experts = policy == "locality-band" || policy == "marginal-cost";
-  if (by_experts || policy == "domain")
-    args.insert(args.end(), {"--load-cap", fmt::to_string(options.load_cap)});
+  if (by_experts || policy == "domain") args.insert(args.end(), {"--load-cap", fmt::to_string(options.load_cap)});
   if (by_experts) {
     args.insert(args.end(), {"--cohorts", cohorts, "--tau", fmt::to_string(options.tau)});
     if (options.shuffle_signatures) args.emplace_back("--shuffle-signatures");
@@ -313,7 +312,8 @@ int bench_locality(Args args) {
   if (options.prompts.empty()) options.prompts = fmt::format("{}/data/prompts/bench_{}.jsonl", root, options.mix);
   if (options.model.empty()) options.model = root + "/models/kindred-tiny-moe-q8_0.gguf";
   if (options.pace.empty()) options.pace = root + "/models/pace-demo.json";
-  if (options.policies.empty()) options.policies = {"round-robin", "least-loaded", "locality-band", "marginal-cost", "domain"};
+  if (options.policies.empty())
+    options.policies = {"round-robin", "least-loaded", "locality-band", "marginal-cost", "domain"};
 
   if (options.load_cap > 0 && options.load_cap < 1)
     return fail("bench locality", invalid("--load-cap: accepted: 0 (none), 1 or more", "load_cap"), 2);

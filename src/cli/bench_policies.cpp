@@ -45,9 +45,9 @@ Result<sim::StudyPool> recorded_pool(const std::string& folder) {
   return sim::make_study_pool("gpt-oss-20b, recorded", **process, *std::move(profile));
 }
 
-// Six layers of 48 stand for all, or the tapes would not fit into a laptop.
+// Twelve layers of 48 stand for all, or the tapes would not fit into a laptop.
 Result<sim::StudyPool> synthetic_pool() {
-  constexpr uint32_t kLayers = 6, kKinds = 16, kPrototypes = 24;
+  constexpr uint32_t kLayers = 12, kKinds = 16, kPrototypes = 24;
   Result<sim::Profile> profile = find_profile("h200-qwen3-30b-a3b");
   if (!profile) return std::move(profile).error();
   expert::ExpertShape shape{.layers = {}, .experts = profile->dims.experts, .top_k = profile->dims.top_k};
@@ -163,7 +163,7 @@ Json policies_json(const std::vector<sim::StudyPool>& pools, const std::vector<S
                    const Machine& machine) {
   Json out = {{"bench", "policies"}, {"machine", machine_json(machine)}, {"cells", Json::array()}};
   for (const StudyTask& task : tasks) {
-    Json cell = {{"data", pools[task.pool].name},  {"workers", task.cell.workers}, {"batch", task.cell.batch},
+    Json cell = {{"data", pools[task.pool].name},   {"workers", task.cell.workers}, {"batch", task.cell.batch},
                  {"mix", to_string(task.cell.mix)}, {"unlike", task.cell.unlike},   {"stale", task.cell.stale}};
     for (const sim::StudyRow& row : *task.rows) {
       cell["rows"].push_back({{"policy", row.policy},
@@ -181,7 +181,10 @@ Json policies_json(const std::vector<sim::StudyPool>& pools, const std::vector<S
 // Mean TPOT's change over the cells of one chart, a line a policy.
 Status draw_policies(const PoliciesBench& bench, const std::vector<StudyTask>& tasks, std::string_view which,
                      const std::string& title, bool by_workers) {
-  Chart chart{title, by_workers ? "decode workers" : "mean batch of a decode worker", "change of mean TPOT, %", {},
+  Chart chart{title,
+              by_workers ? "decode workers" : "mean batch of a decode worker",
+              "change of mean TPOT, %",
+              {},
               "against the best of round-robin, least-loaded and power-of-two"};
   for (size_t p = 0;; ++p) {
     Series series;
@@ -221,7 +224,8 @@ Status study_and_report(const PoliciesBench& bench) {
     const Status drawn[] = {
         draw_policies(bench, tasks, "batch", "Recorded routing of gpt-oss-20b, 8 decode workers, skewed mix", false),
         draw_policies(bench, tasks, "workers", "Recorded routing of gpt-oss-20b, mean batch 16, skewed mix", true),
-        draw_policies(bench, tasks, "synthetic", "Synthetic routing, 128 experts, 8 decode workers, skewed mix", false)};
+        draw_policies(bench, tasks, "synthetic", "Synthetic routing, 128 experts, 8 decode workers, skewed mix",
+                      false)};
     for (const Status& status : drawn) {
       if (!status) return status;
     }
@@ -238,9 +242,10 @@ Status study_and_report(const PoliciesBench& bench) {
 
 int bench_policies(Args args) {
   PoliciesBench bench;
-  ConfigSchema schema("bench policies [OPTIONS]",
-                      "Compares all decode policies on the same simulated requests, over loads, cluster sizes and mixes, "
-                      "on recorded and on synthetic routing.");
+  ConfigSchema schema(
+      "bench policies [OPTIONS]",
+      "Compares all decode policies on the same simulated requests, over loads, cluster sizes and mixes, "
+      "on recorded and on synthetic routing.");
   schema.flag("quick", &bench.quick, "two cells");
   schema.flag("variants", &bench.variants, "and the variants of marginal-cost that were not taken");
   schema.integer("seeds", &bench.seeds, 1, 100, "of requests; errors are over them");

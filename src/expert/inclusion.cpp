@@ -8,9 +8,9 @@ namespace kindred::expert {
 namespace {
 
 constexpr double kUnitsPerNat = 4096;
-constexpr uint32_t kSteps = 4096;      // of p, where codes are looked up
-constexpr uint32_t kLowSteps = 256;    // exp is a product of two table entries: of the low byte, and of the rest
-constexpr uint32_t kHighSteps = 256;   // sums of 65,536 units and more are 0: e^-16
+constexpr uint32_t kSteps = 4096;     // of p, where codes are looked up
+constexpr uint32_t kLowSteps = 256;   // exp is a product of two table entries: of the low byte, and of the rest
+constexpr uint32_t kHighSteps = 256;  // sums of 65,536 units and more are 0: e^-16
 constexpr uint32_t kLinearUnits = 16'129;
 
 struct Tables {
@@ -32,7 +32,8 @@ struct Tables {
       while (at < 255 && probability[at + 1] - p < p - probability[at]) ++at;
       code[step] = static_cast<uint8_t>(at);
     }
-    for (uint32_t i = 0; i < kLowSteps; ++i) low[i] = static_cast<float>(std::exp(-static_cast<double>(i) / kUnitsPerNat));
+    for (uint32_t i = 0; i < kLowSteps; ++i)
+      low[i] = static_cast<float>(std::exp(-static_cast<double>(i) / kUnitsPerNat));
     for (uint32_t i = 0; i < kHighSteps; ++i) {
       high[i] = static_cast<float>(std::exp(-static_cast<double>(kLowSteps) * i / kUnitsPerNat));
     }

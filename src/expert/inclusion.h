@@ -8,7 +8,7 @@
 // away exactly what joining has added.
 //
 // Codes are dense near 0, where most of 128 experts are, and coarse near 1: unit(c) = c + 16129 (c / 255)^3, of
-// 1 / 4096 each. p is kept within 2 % of itself between 0.01 and 0.9, and capped at 0.982.
+// 1 / 4096 each. p is kept within 4 % of itself between 0.01 and 0.9, and capped at 0.982.
 //
 // Memory: L * E bytes a request (6,144 at 48 x 128). Thread-safety: plain values and pure functions.
 #pragma once

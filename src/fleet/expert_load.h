@@ -41,7 +41,7 @@ class ExpertLoad {
   void leave(const expert::Inclusion& inclusion, int32_t choices);  // what has joined, once
 
   std::shared_ptr<const ExpertState> state() const;  // null: nobody is there
-  ExpertSums sums();  // up to now
+  ExpertSums sums();                                 // up to now
 
  private:
   void renew();

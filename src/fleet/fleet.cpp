@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
+
+#include "fleet/other_routers.h"
 
 namespace kindred::fleet {
 namespace {
@@ -59,15 +62,16 @@ void LoadGuard::answered() {
 
 void LoadGuard::release() {
   if (!ledger_) return;
+  // Before the ledger: whoever sees the count go down finds the experts gone, too.
+  if (experts_) experts_->leave(*inclusion_, expert_choices(load_));
+  experts_.reset();
+  inclusion_.reset();
   ledger_->requests.fetch_sub(load_.requests, std::memory_order_relaxed);
   ledger_->tokens.fetch_sub(load_.tokens, std::memory_order_relaxed);
   if (probe_) ledger_->probes.fetch_sub(1, std::memory_order_relaxed);
   ledger_.reset();
   if (engine_) engine_->end(dispatch_);
   engine_.reset();
-  if (experts_) experts_->leave(*inclusion_, expert_choices(load_));
-  experts_.reset();
-  inclusion_.reset();
 }
 
 void LoadGuard::decoded(uint64_t tokens, double seconds) {
@@ -397,6 +401,7 @@ Snapshot Fleet::snapshot(const Query& query) const {
   const std::lock_guard lock(mutex_);
   Snapshot out;
   const MonotonicTime now = clock_.now();
+  std::vector<PartlyKnown> known;  // beside views, if asked for
   const policy::StepLaw law = query.experts ? steps_->law() : policy::StepLaw{};
   for (const WorkerId id : members_) {
     const Worker& worker = *workers_[id];
@@ -415,10 +420,17 @@ Snapshot Fleet::snapshot(const Query& query) const {
     view.requests = (requests_of(worker, now) + joining) / share - joining;
     view.law = law;
     view.slowness = steps_->slowness(id);
-    out.experts.push_back(worker.experts->state());
+    known.push_back({.state = worker.experts->state(),
+                     .known = static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed)),
+                     .requests = view.requests});
+  }
+  if (!query.experts) return out;
+  if (options_.load == LoadSource::kPolled) add_unknown(known);
+  for (size_t i = 0; i < known.size(); ++i) {
+    out.experts.push_back(std::move(known[i].state));
     if (const ExpertState* state = out.experts.back().get()) {
-      view.unused = state->unused;
-      view.used = state->used;
+      out.views[i].unused = state->unused;
+      out.views[i].used = state->used;
     }
   }
   return out;

@@ -316,7 +316,7 @@ class Fleet {
     int64_t in_flight_then = 0;  // of this router, at that poll
     std::shared_ptr<Ledger> ledger = std::make_shared<Ledger>();
     std::shared_ptr<ExpertLoad> experts;  // not null
-    std::vector<EngineState> engines;  // at least one
+    std::vector<EngineState> engines;     // at least one
   };
 
   // fleet/engines.cpp

@@ -2,8 +2,8 @@
 // experts the prompt uses.
 //
 // Policies: `round-robin`, `least-loaded` (JSQ), `power-of-two`, `random`, `locality-band` (ELDR; rules
-// in policy/band.h), `domain` (by a label that the client gives; rules in policy/domain.h), `marginal-cost` (by what the
-// request adds to each worker's steps; rules in policy/marginal_cost.h).
+// in policy/band.h), `domain` (by a label that the client gives; rules in policy/domain.h), `marginal-cost` (by what
+// the request adds to each worker's steps; rules in policy/marginal_cost.h).
 //
 // Workers without a cohort (they joined while nothing fits cohorts anew) stand beside the locality band:
 // such a worker gets a request only if it has less load than every worker of the band. So it takes what is

@@ -11,6 +11,13 @@ namespace {
 // Costs that differ by less are equal: by rounding of sums of some thousand floats.
 constexpr double kRounding = 1e-5;
 
+// Cohorts keep domains apart where unions say little yet, at small batches; at large ones they only disturb. The
+// weight is meant at 16 requests a worker.
+constexpr double kHalvesAt = 8, kWeightHolds = 16;
+double faded(double weight, double requests) {
+  return weight * (1 + kWeightHolds / kHalvesAt) / (1 + requests / kHalvesAt);
+}
+
 }  // namespace
 
 // Its share of the load, by its speed, times the cap: as load_limit() where all are alike, and rounded up as there.
@@ -104,10 +111,15 @@ void MarginalCost::add_cohorts(const DecodeSnapshot& snapshot, const DecodeReque
     const bool sorted = worker.cohort >= 0 && cohort < similarities.size();
     decision.scores.push_back(sorted ? similarities[cohort] : kNoScore);
   }
-  for (const uint32_t w : decision.candidates) best = std::max(best, decision.scores[w]);
+  double requests = 0;
+  for (const uint32_t w : decision.candidates) {
+    best = std::max(best, decision.scores[w]);
+    requests += snapshot.workers[w].requests;
+  }
+  const double weight = faded(options_.cohort_weight, requests / static_cast<double>(decision.candidates.size()));
   for (size_t i = 0; i < costs_.size(); ++i) {
     const float score = decision.scores[decision.candidates[i]];
-    if (score > kNoScore) costs_[i] += options_.cohort_weight * mean_step_ * (best - score);
+    if (score > kNoScore) costs_[i] += weight * mean_step_ * (best - score);
   }
 }
 

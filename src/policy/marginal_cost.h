@@ -4,9 +4,10 @@
 // prompt used experts with probabilities p is expected to add delta_w = sum q_w p experts to those in use at worker
 // w, of which each is unused with probability q_w. So the rule is
 //   argmin_w speed_w ((B_w + 1) T(U_w + delta_w, B_w + 1) - B_w T(U_w, B_w)) + kappa (best cosine - cosine_w)
-// where the last term, in steps of the mean length, keeps domains apart where load alone would mix them; it is left
-// out where there are no cohorts. Workers with more than `load_cap` times their share of the load, by their speeds, are
-// left out. Among costs that are equal, load and then the tie-break decide.
+// where the last term, in steps of the mean length, keeps domains apart where unions say little yet: it fades as
+// batches grow (kappa is that at 16 requests a worker). It is left out where there are no cohorts. Workers with more
+// than `load_cap` times their share of the load, by their speeds, are left out. Among costs that are equal, load and
+// then the tie-break decide.
 //
 // It needs no cohorts, no profile and no calibration. Without counts, or with those of another shape than the
 // worker's, it is least-loaded, and says why.

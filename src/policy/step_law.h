@@ -13,9 +13,7 @@ struct StepLaw {
   double per_expert = 1;
   double per_request = 0.2;
 
-  double step(double experts, double requests) const {
-    return fixed + per_expert * experts + per_request * requests;
-  }
+  double step(double experts, double requests) const { return fixed + per_expert * experts + per_request * requests; }
   // What all requests of a batch together wait longer each step, once one more joins that adds `more` experts:
   // (B + 1) T(U + more, B + 1) - B T(U, B).
   double joining(double experts, double more, double requests) const {

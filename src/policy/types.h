@@ -31,9 +31,10 @@ struct WorkerView {
   double held_tokens = 0;  // of the request's prompt, from its start, that the worker has in its cache
 
   // For policies that ask for it (DecodePolicy::wants_expert_load).
-  double requests = 0;                 // in flight; raised like `load` while the worker starts slowly
-  std::span<const float> unused = {};  // [L, E]: how likely each expert is unused in a step; empty: nobody known is there
-  double used = 0;                     // expected distinct experts in a step, of all layers together
+  double requests = 0;  // in flight; raised like `load` while the worker starts slowly
+  std::span<const float> unused =
+      {};           // [L, E]: how likely each expert is unused in a step; empty: nobody known is there
+  double used = 0;  // expected distinct experts in a step, of all layers together
   StepLaw law = {};
   double slowness = 1;  // of its steps, against what `law` says
 };

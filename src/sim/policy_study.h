@@ -58,9 +58,9 @@ std::string cell_text(const StudyCell& cell);
 struct StudyPolicy {
   std::string name;
   policy::DecodePolicyOptions options;
-  bool cohorts = true;   // known to the router
-  bool foresees = false; // prompts' counts are replaced by those of what will be decoded: an oracle
-  bool baseline = false; // others are compared with the best of these
+  bool cohorts = true;    // known to the router
+  bool foresees = false;  // prompts' counts are replaced by those of what will be decoded: an oracle
+  bool baseline = false;  // others are compared with the best of these
 };
 // All policies; marginal-cost with its variants.
 std::vector<StudyPolicy> study_policies(bool variants);
@@ -69,10 +69,11 @@ inline constexpr size_t kStudyFigures = 3;  // TPOT: mean, median, 99th percenti
 struct StudyRow {
   std::string policy;
   std::array<double, kStudyFigures> tpot_s{};  // mean over seeds
-  std::array<double, kStudyFigures> change{};  // against the best baseline of the same seed, mean over seeds: -0.1 is 10 % less
-  std::array<double, kStudyFigures> error{};   // standard error of `change` over seeds; 0 with one seed
-  double active_experts = 0;                   // a layer
-  double batch = 0;                            // mean of decode steps
+  std::array<double, kStudyFigures>
+      change{};  // against the best baseline of the same seed, mean over seeds: -0.1 is 10 % less
+  std::array<double, kStudyFigures> error{};  // standard error of `change` over seeds; 0 with one seed
+  double active_experts = 0;                  // a layer
+  double batch = 0;                           // mean of decode steps
 };
 
 // One row a policy. Error: that of run_cluster, of fitting cohorts.

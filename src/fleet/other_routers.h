@@ -1,0 +1,24 @@
+// What other routers have sent to a worker: how many requests is known from its polled load, which experts they use is
+// not. Its own requests, as far as there are some, stand for them, since other routers sort as this one does; else
+// those of all workers.
+//
+// Thread-safety: pure functions.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "fleet/expert_load.h"
+
+namespace kindred::fleet {
+
+struct PartlyKnown {
+  std::shared_ptr<const ExpertState> state;  // of the known requests; null: none
+  double known = 0, requests = 0;            // of which `known` are in `state`
+};
+
+// Replaces states where at least a quarter more is there than known: q^(requests / known), to the nearest whole power
+// up to 8. Those of other shapes than the first are left alone.
+void add_unknown(std::span<PartlyKnown> workers);
+
+}  // namespace kindred::fleet
