@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator
 
 import pytest
-from vllm_fleet import DECODE, PLUGIN, Fleet, VllmServer, free_port, write_model
+from vllm_fleet import DECODE, PLUGIN, Fleet, VllmServer, quiet_port, write_model
 
 PREFILL_BLOCKS = 400
 
@@ -15,12 +15,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One prefill server with the plugin and two stock decode servers. Never skipped: what is missing fails."""
     folder = pathlib.Path(tmp_path_factory.mktemp("vllm"))
     model = write_model(folder / "model")
-    trace_port, events_port, replay_port = free_port(), free_port(), free_port()
+    trace_port, events_port, replay_port = quiet_port(), quiet_port(), quiet_port()
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://127.0.0.1:{events_port}",
-        "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
+        "endpoint": f"tcp://*:{events_port}",  # vLLM binds where there is a star, and connects elsewhere
+        "replay_endpoint": f"tcp://*:{replay_port}",
     }
     kindred = {"kindred": {"trace_endpoint": f"tcp://127.0.0.1:{trace_port}", "trace_interval_ms": 1}}
     prefill_args = ["--kv-events-config", json.dumps(events), "--additional-config", json.dumps(kindred)]
@@ -29,10 +29,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     prefill_args += ["--worker-extension-cls", "hook.GateHook"]
     started: list[VllmServer] = []
     try:
-        # One after another: loading takes most of a core and more memory than serving.
+        # At once: loading is one thread's work, and all have the memory that they need from its start on.
         for name, connector, args in (("prefill", PLUGIN, prefill_args), ("d0", DECODE, []), ("d1", DECODE, [])):
             started.append(VllmServer(name, model, folder / f"{name}.log", connector, *args))
-            started[-1].wait_ready()
+        for server in started:
+            server.wait_ready()
         yield Fleet(
             prefill=started[0],
             decode=started[1:],

@@ -154,7 +154,7 @@ def test_a_recording_makes_cohorts_and_advice(fleet: Fleet) -> None:
     with fleet.router("--cohorts", cohorts) as router:
         for prompt in prompts("ja", 14)[12:]:
             complete(router.url, prompt, max_tokens=2)
-        assert all(d["scores"] and not d["fallback"] for d in decisions(router))
+        assert all(d["scores"] and d["fallback"] == "none" for d in decisions(router))
     # No profile is of the test model: one is given its shape, so that the recording is read.
     profile = json.loads((ROOT / "profiles/h100-qwen3-30b-a3b.json").read_text())
     profile["dims"] |= {"layers": LAYERS, "moe_layers": LAYERS, "experts": 64, "top_k": TOP_K}
@@ -175,6 +175,11 @@ def test_a_recording_makes_cohorts_and_advice(fleet: Fleet) -> None:
     assert "%" in advice
 
 
+def means_of(router: Server) -> list[float | None]:
+    """TPOT of each arm of the experiment, of slices that are over."""
+    return [arm["means"]["tpot_s"] for arm in get_json(router.url + "/experiment")["arms"]]
+
+
 def test_shadow_decisions_and_a_switchback(fleet: Fleet) -> None:
     cohorts = fleet.folder / "cohorts.safetensors"  # of the test before
     texts = [*prompts("ja", 4), *prompts("code", 4)]
@@ -190,16 +195,17 @@ def test_shadow_decisions_and_a_switchback(fleet: Fleet) -> None:
         assert compared == len(texts)
         assert len({d["shadow_worker"] for d in made}) == 2, "the shadow would have used both decode servers"
     arms = ["--experiment", "even: decode_policy=least-loaded", "--experiment", "near: decode_policy=locality-band"]
-    slices = ["--experiment-slice-ms", 2000, "--experiment-seam-ms", 200]
+    slices = ["--experiment-slice-ms", 8000, "--experiment-seam-ms", 200]
     with fleet.router(*arms, *slices, "--cohorts", cohorts) as router:
-        end = time.monotonic() + 60
-        while get_json(router.url + "/experiment")["blocks_over"] < 1 and time.monotonic() < end:
-            for _ in stream(router.url + "/v1/completions", {**BODY, "prompt": texts[0], "stream": True}):
+        end = time.monotonic() + 180
+        while not all(means_of(router)) and time.monotonic() < end:
+            body = {**BODY, "prompt": texts[0], "max_tokens": 6, "stream": True}
+            for _ in stream(router.url + "/v1/completions", body):
                 pass
         arms_seen = get_json(router.url + "/experiment")["arms"]
         print("switchback:", [(arm["name"], arm["requests"], arm["means"]["tpot_s"]) for arm in arms_seen])
         assert [arm["name"] for arm in arms_seen] == ["even", "near"]
-        assert all(arm["means"]["tpot_s"] > 0 for arm in arms_seen)
+        assert all(means_of(router))
 
 
 # --- through the router --------------------------------------------------------------------------
@@ -234,7 +240,7 @@ def test_decode_is_chosen_by_signature(fleet: Fleet) -> None:
                 complete(router.url, prompt, max_tokens=2)
             made = decisions(router)[: len(texts[16:])]
             assert all(d["scores"] and d["decode_worker"] == max(d["scores"], key=d["scores"].get) for d in made)
-            assert not any(d["fallback"] for d in made), made
+            assert {d["fallback"] for d in made} == {"none"}
             where[domain] = Counter(d["decode_worker"] for d in made)
         print("decode servers by domain:", {domain: sorted(c.values()) for domain, c in where.items()})
         (ja, ja_times), (code, code_times) = (where[d].most_common(1)[0] for d in ("ja", "code"))
@@ -244,17 +250,21 @@ def test_decode_is_chosen_by_signature(fleet: Fleet) -> None:
 
 def test_kv_events_feed_the_prefix_index(fleet: Fleet) -> None:
     with fleet.router("--prefill-policy", "kv-aware", "--kv-events", fleet.events) as router:
-        prompt = "\n".join(prompts("es", 6))
+
+        def blocks() -> int:
+            # A new prompt each time: what was published before the router had subscribed is lost to it.
+            complete(router.url, f"{fresh()} {prompts('ja', 1)[0]}", max_tokens=2)
+            return get_json(router.url + "/status")["prefixes"]["exact"]["blocks"]
+
+        wait_until(blocks, 60, "blocks in the index")
+        prompt = f"{fresh()} " + "\n".join(prompts("es", 6))
         complete(router.url, prompt, max_tokens=2)
-        wait_until(
-            lambda: get_json(router.url + "/status")["prefixes"]["exact"]["blocks"] > 0, 30, "blocks in the index"
-        )
+        tokens = len(token_ids(fleet.prefill.url, prompt))
         before = metric(router.url, "kindred_router_prefix_held_tokens_total")
         complete(router.url, prompt, max_tokens=2)
         held = metric(router.url, "kindred_router_prefix_held_tokens_total") - before
-        tokens = len(token_ids(fleet.prefill.url, prompt))
         print(f"the index knew {held:.0f} of the {tokens} tokens of a prompt sent twice")
-        assert held >= (tokens - 1) // BLOCK * BLOCK - BLOCK
+        assert held in (tokens // BLOCK * BLOCK, (tokens - 1) // BLOCK * BLOCK)
         assert decisions(router)[0]["prefill_reason"] == "held"
 
 

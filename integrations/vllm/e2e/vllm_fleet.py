@@ -1,4 +1,4 @@
-"""Starts real vLLM servers for the end-to-end test, one after another, and stops them whatever happens."""
+"""Starts real vLLM servers for the end-to-end test, and stops them whatever happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,9 +23,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
-from cluster import MODEL, Server, free_port, get_json, metric, post_json, request, wait_until  # noqa: E402
+from cluster import MODEL, Server, get_json, metric, post_json, request, wait_until  # noqa: E402
 
-PYTHON = pathlib.Path(os.environ.get("KINDRED_VLLM_PYTHON", sys.executable))
+PYTHON = sys.executable
 NAME = "tiny"
 BLOCK = 32
 START_TIMEOUT_S = 600
@@ -33,6 +35,22 @@ PLUGIN = {
     "kv_role": "kv_producer",
 }
 DECODE = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+
+
+_given: set[int] = set()
+
+
+def quiet_port() -> int:
+    """A free port that no client is given meanwhile: servers listen on theirs minutes after they are told which."""
+    for _ in range(100):
+        port = random.randrange(20000, 32000)  # below what Linux gives to clients
+        if port in _given:
+            continue
+        with socket.socket() as attempt, contextlib.suppress(OSError):
+            attempt.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+    raise AssertionError("no free port between 20000 and 32000")
 
 
 def write_model(folder: pathlib.Path) -> pathlib.Path:
@@ -46,14 +64,14 @@ class VllmServer:
     def __init__(
         self, name: str, model: pathlib.Path, log: pathlib.Path, connector: dict[str, Any], *args: str
     ) -> None:
-        self.name, self.log, self.port = name, log, free_port()
+        self.name, self.log, self.port = name, log, quiet_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._out = log.open("wb")
         env = {
             **os.environ,
             "UCX_TLS": "tcp,self,sm",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(quiet_port()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers share the cores
             "OMP_NUM_THREADS": "1",
@@ -128,7 +146,7 @@ class Fleet:
         for server in self.decode:
             urls += ["--decode", server.url]
         router = Server(
-            "router", *urls, "--health-interval-ms", 200, *args, log=self.folder / f"router-{free_port()}.log"
+            "router", *urls, "--health-interval-ms", 200, *args, log=self.folder / f"router-{quiet_port()}.log"
         )
         try:
             router.wait_ready("/ready")
