@@ -92,7 +92,8 @@ ConfigSchema schema_of(WorkerArguments& o) {
                  "push the engines' traces on this port (ZeroMQ); 0 takes a free one, -1: off");
   schema.integer("expert_ranks", &o.expert_ranks, 0, 1024,
                  "ranks to spread the experts over (docs/expert-ranks.md); 0: none");
-  schema.text("expert_placement", &o.expert_placement, "static (experts in order), a placement file to begin with, or auto: follow the traffic");
+  schema.text("expert_placement", &o.expert_placement,
+              "static (experts in order), a placement file to begin with, or auto: follow the traffic");
   schema.integer("expert_moves_per_step", &o.expert_moves_per_step, 1, 1024,
                  "experts that a new placement moves in a step, at most");
   schema.integer("expert_window_ms", &o.expert_window_ms, 1, 86'400'000, "window of the expert traffic");

@@ -88,8 +88,8 @@ std::string ExpertController::decide(const RankTraffic& since) {
   } else if (rebalancer_->placement() != current) {
     rebalancer_->moved_to(std::move(current));  // somebody else's placement
   }
-  auto result = rebalancer_->window(
-      {shape.layers, since.sources, shape.experts, {since.tokens.begin(), since.tokens.end()}});
+  auto result =
+      rebalancer_->window({shape.layers, since.sources, shape.experts, {since.tokens.begin(), since.tokens.end()}});
   Status done = result.ok() ? Status{} : result.error();
   if (result.ok() && result->target) {
     done = ranks_.apply(from_place(*result->target));

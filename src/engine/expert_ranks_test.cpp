@@ -249,7 +249,6 @@ TEST(ExpertRanks, ControllerFollowsTheTraffic) {
   options.rebalance.least_share = 0;
   options.rebalance.migration.link_bytes_per_s = 1e15;
   ASSERT_TRUE(ranks.start_controller(options).ok());
-  const ExpertPlacement before = ranks.placement();
   for (int i = 0; i < 200 && ranks.controller()->report().applied == 0; ++i) {
     run_schedule(*first, 4, {}, 5);
     EXPECT_TRUE(same_bits(expected, run_schedule(*second, 4, {}, 6)));
@@ -258,7 +257,7 @@ TEST(ExpertRanks, ControllerFollowsTheTraffic) {
   EXPECT_GT(report.applied, 0U) << report.reason;
   EXPECT_EQ(report.failed, 0U) << report.reason;
   ranks.wait_for_migration();
-  EXPECT_NE(ranks.placement(), before);
+  EXPECT_GT(ranks.progress().total_moves, 0U);
   EXPECT_TRUE(same_bits(expected, run_schedule(*second, 4, {}, 6)));
 }
 

@@ -53,6 +53,11 @@ RankCompute::~RankCompute() {
   if (source_ != nullptr) ranks_->counts().close(source_);
 }
 
+void RankCompute::set_threads(uint32_t threads) {
+  if (threads != threads_) pool_.reset();
+  threads_ = threads;
+}
+
 Status RankCompute::find_ranks(const ggml_cgraph& graph) {
   for (int i = 0; ranks_ == nullptr && i < graph.n_nodes; ++i) {
     const ggml_tensor* node = graph.nodes[i];
@@ -68,7 +73,8 @@ Status RankCompute::find_ranks(const ggml_cgraph& graph) {
 }
 
 Status RankCompute::compute_as_is(ggml_cgraph& graph) {
-  ggml_cplan plan = ggml_graph_plan(&graph, static_cast<int>(threads_), nullptr);
+  if (!pool_) pool_ = make_threadpool(threads_);
+  ggml_cplan plan = ggml_graph_plan(&graph, static_cast<int>(threads_), pool_.get());
   if (work_.size() < plan.work_size) work_.resize(plan.work_size);
   plan.work_data = work_.data();
   if (ggml_graph_compute(&graph, &plan) == GGML_STATUS_SUCCESS) return {};

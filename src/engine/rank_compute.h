@@ -22,7 +22,7 @@ class RankCompute {
   RankCompute(const RankCompute&) = delete;
   RankCompute& operator=(const RankCompute&) = delete;
 
-  void set_threads(uint32_t threads) { threads_ = threads; }  // where there is one rank
+  void set_threads(uint32_t threads);  // where there is one rank
   // Errors: kTimeout, kInternal; kExhausted (more contexts than there can be sources).
   Status compute(ggml_cgraph& graph);
 
@@ -36,7 +36,8 @@ class RankCompute {
   RankCounts::Source* source_ = nullptr;
   uint32_t threads_ = 1;
   std::shared_ptr<RankFfnJob> job_;  // kept for its memory
-  std::vector<uint8_t> work_;        // of graphs computed as they are
+  RankThreadpool pool_;              // of graphs computed as they are, made when there is one
+  std::vector<uint8_t> work_;        // and their memory
   std::vector<bool> active_;         // by expert, while counting
 };
 

@@ -25,6 +25,13 @@ struct ggml_threadpool;
 
 namespace kindred::engine {
 
+struct FreeThreadpool {
+  void operator()(ggml_threadpool* pool) const;
+};
+using RankThreadpool = std::unique_ptr<ggml_threadpool, FreeThreadpool>;
+// Made once: ggml would make one for each graph.
+RankThreadpool make_threadpool(uint32_t threads);
+
 // Operations of one layer that are computed together, in order, views of their results among them.
 struct RankGroup {
   const ggml_tensor* ids = nullptr;  // I32 [k, tokens]: the experts
@@ -66,9 +73,6 @@ class RankFfnJob final : public RankJob {
     int64_t columns = 0;
     std::vector<std::byte> data;  // [tokens][rows][row_bytes]
   };
-  struct FreePool {
-    void operator()(ggml_threadpool* pool) const;
-  };
   // A rank's memory, touched by its own thread only while it computes.
   struct Slot {
     std::vector<Pair> pairs;
@@ -77,7 +81,7 @@ class RankFfnJob final : public RankJob {
     size_t used = 0;  // of data
     ggml_tensor* ids = nullptr;
     std::vector<ggml_tensor*> inputs, results;  // by input, by operation
-    std::unique_ptr<ggml_threadpool, FreePool> pool;
+    RankThreadpool pool;
   };
 
   Source source_of(const RankGroup& group, const ggml_tensor& node, size_t index);

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "base/rng.h"
@@ -114,6 +115,26 @@ TEST(RankArena, GivesWholePagesBack) {
   EXPECT_EQ(*arena->at(page), std::byte{0});
   EXPECT_EQ(*arena->at(3 * page - 1), std::byte{0});
   EXPECT_EQ(*arena->at(3 * page), std::byte{7});
+}
+
+TEST(ExpertOwners, AMoveWaitsForReadersBeforeItAndReadersForNobody) {
+  ExpertOwners owners({0, 0});
+  std::optional<ExpertOwners::Reading> before(std::in_place, owners);
+  std::atomic<bool> moved{false};
+  std::thread mover([&] {
+    owners.move(0, 1);
+    moved = true;
+  });
+  while (owners.owner(0) == 0) std::this_thread::yield();
+  {
+    const ExpertOwners::Reading after(owners);
+    EXPECT_EQ(after.owner(0), 1);
+  }
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(moved.load());
+  before.reset();
+  mover.join();
+  EXPECT_TRUE(moved.load());
 }
 
 // Two ranks' copies of 8 experts, each filled with its number. Readers check each owner's copy while experts

@@ -93,10 +93,8 @@ Json experts_of(const ExpertRanks& ranks) {
   out["migration"] = migration_of(ranks);
   if (const ExpertController* controller = ranks.controller(); controller != nullptr) {
     const ExpertControllerReport report = controller->report();
-    out["controller"] = {{"windows", report.windows},
-                         {"applied", report.applied},
-                         {"failed", report.failed},
-                         {"reason", report.reason}};
+    out["controller"] = {
+        {"windows", report.windows}, {"applied", report.applied}, {"failed", report.failed}, {"reason", report.reason}};
   }
   return out;
 }
