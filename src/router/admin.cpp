@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "router/edge.h"
 #include "router/experiment.h"
 #include "router/gate.h"
 #include "router/headers.h"
@@ -251,6 +252,7 @@ net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
     co_await answer_json(exchange, 200, dump(core.experiment->report()));
   } else {
     std::string body = core.metrics.render(core.fleet);
+    body += core.edge->metrics();
     if (core.prefixes) body += core.prefixes->metrics();
     co_await exchange.answer(200, headers_for(exchange, "text/plain; version=0.0.4"), body);
   }
