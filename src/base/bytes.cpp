@@ -1,7 +1,9 @@
 #include "base/bytes.h"
 
 #include <array>
+#include <bit>
 #include <charconv>
+#include <cstring>
 
 namespace kindred {
 namespace {
@@ -119,8 +121,8 @@ Result<std::vector<uint8_t>> base64_decode(std::string_view text) {
 }
 
 std::string hex64(uint64_t value) {
-  std::string out(16, '0');
   // Ids of requests and traces come from here: eight nibbles at a time, one a byte, then to digits.
+  std::array<char, 16> text;
   for (const size_t half : {size_t{8}, size_t{0}}) {
     uint64_t nibbles = value & 0xffffffff;
     value >>= 32;
@@ -129,10 +131,12 @@ std::string hex64(uint64_t value) {
     nibbles = (nibbles | nibbles << 4) & 0x0f0f0f0f0f0f0f0f;
     // A byte above 9 has bit 4 set after adding 6.
     const uint64_t letters = ((nibbles + 0x0606060606060606) >> 4) & 0x0101010101010101;
-    const uint64_t digits = nibbles + 0x3030303030303030 + letters * ('a' - '0' - 10);
-    for (size_t i = 0; i < 8; ++i) out[half + 7 - i] = static_cast<char>(digits >> (8 * i));
+    uint64_t digits = nibbles + 0x3030303030303030 + letters * ('a' - '0' - 10);
+    // The highest nibble is the highest byte, and the first character.
+    if constexpr (std::endian::native == std::endian::little) digits = __builtin_bswap64(digits);
+    std::memcpy(text.data() + half, &digits, 8);
   }
-  return out;
+  return {text.data(), text.size()};
 }
 
 std::optional<uint64_t> parse_hex64(std::string_view text) {

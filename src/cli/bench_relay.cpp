@@ -31,14 +31,16 @@ constexpr size_t kLongPrompt = 600'000;  // 100k tokens
 
 struct RelayOptions {
   int64_t connections = 64, requests = 4000, rounds = 5, streams = 10'000, hold_s = 10, layers = 47, experts = 128;
+  int64_t threads = 1;
   std::string nginx = "nginx";
+  PeerPrograms peers;
   BenchOutput output;
 };
 
-// By target and round, microseconds of processor time.
+// By target and round, microseconds of processor time; and requests a second, of all clients together.
 struct Costs {
   std::vector<double> request, burst_event, single_event, long_prompt;
-  std::vector<double> added_p50_us, added_p99_us;
+  std::vector<double> added_p50_us, added_p99_us, per_s;
 };
 
 struct Bed {
@@ -47,6 +49,7 @@ struct Bed {
   ScratchDir folder;
   std::unique_ptr<RelayBackend> backend = {};
   std::vector<RelayTarget> targets = {};  // nginx first
+  std::vector<std::string> absent = {};   // other routers that could not be started
   std::vector<Costs> costs = {};
   Json json = {};
 };
@@ -108,20 +111,27 @@ Result<Bed> set_up(const RelayOptions& options) {
   Result<RelayTarget> pd = start_pd_router(*bed.backend, *cohorts, bed.folder.path());
   if (!pd) return std::move(pd).error();
   bed.targets.push_back(std::move(*pd));
-  for (RelayTarget& peer : start_installed_routers(*bed.backend, bed.folder.path()))
-    bed.targets.push_back(std::move(peer));
+  if (options.threads > 1) {
+    Result<RelayTarget> wide = start_router(*bed.backend, bed.folder.path(), static_cast<size_t>(options.threads));
+    if (!wide) return std::move(wide).error();
+    bed.targets.push_back(std::move(*wide));
+  }
+  Peers peers = start_peers(options.peers, *bed.backend, bed.folder.path());
+  for (RelayTarget& peer : peers.started) bed.targets.push_back(std::move(peer));
+  bed.absent = std::move(peers.absent);
   bed.costs.resize(bed.targets.size());
   return bed;
 }
 
-// Microseconds of the target's processor time per request.
-Result<double> cost_us(const RelayTarget& target, const RelayLoad& load) {
+// Microseconds of the target's processor time per request. `wall_s`, if given: how long the load took.
+Result<double> cost_us(const RelayTarget& target, const RelayLoad& load, double* wall_s = nullptr) {
   Result<double> before = processor_time_s(target.child->pid());
   if (!before) return before;
   const Result<RelayResult> result = run_relay_load(target.port, load);
   if (!result) return result.error();
   Result<double> after = processor_time_s(target.child->pid());
   if (!after) return after;
+  if (wall_s != nullptr) *wall_s = result->wall_s;
   return 1e6 * (*after - *before) / static_cast<double>(load.requests);
 }
 
@@ -149,9 +159,12 @@ Status measure_target(Bed& bed, size_t t) {
   const RelayTarget& target = bed.targets[t];
   Costs& costs = bed.costs[t];
   const auto requests = static_cast<size_t>(bed.options.requests);
-  const Result<double> request = cost_us(target, load_of(bed, kSmallPrompt, false, requests));
+  double wall_s = 0;
+  const RelayLoad small = load_of(bed, kSmallPrompt, false, requests);
+  const Result<double> request = cost_us(target, small, &wall_s);
   if (!request) return request.error();
   costs.request.push_back(*request);
+  costs.per_s.push_back(static_cast<double>(small.requests) / wall_s);
   for (const bool single : {false, true}) {
     bed.backend->set({.events = kEvents, .interval_ms = single ? kEventPause : 0ms});
     const Result<double> stream = cost_us(target, load_of(bed, kSmallPrompt, true, requests / 16));
@@ -174,7 +187,7 @@ double median_ratio(const std::vector<double>& of, const std::vector<double>& to
 
 void report_costs(Bed& bed) {
   Table table({"processor time", "us/request", "us/event", "us/event, one by one", "us/request, 600 kB", "added p50 us",
-               "added p99 us"});
+               "added p99 us", "requests/s"});
   Table ratios({"ratio to nginx", "request", "event", "event, one by one", "request, 600 kB"});
   const Costs& nginx = bed.costs[0];
   for (size_t t = 0; t < bed.targets.size(); ++t) {
@@ -182,18 +195,20 @@ void report_costs(Bed& bed) {
     table.row({bed.targets[t].name, fmt::format("{:.1f}", median(c.request)),
                fmt::format("{:.2f}", median(c.burst_event)), fmt::format("{:.2f}", median(c.single_event)),
                fmt::format("{:.0f}", median(c.long_prompt)), fmt::format("{:.0f}", median(c.added_p50_us)),
-               fmt::format("{:.0f}", median(c.added_p99_us))});
+               fmt::format("{:.0f}", median(c.added_p99_us)), fmt::format("{:.0f}", median(c.per_s))});
     ratios.row({bed.targets[t].name, fmt::format("{:.2f}", median_ratio(c.request, nginx.request)),
                 fmt::format("{:.2f}", median_ratio(c.burst_event, nginx.burst_event)),
                 fmt::format("{:.2f}", median_ratio(c.single_event, nginx.single_event)),
                 fmt::format("{:.2f}", median_ratio(c.long_prompt, nginx.long_prompt))});
     bed.json["targets"].push_back({{"name", bed.targets[t].name},
+                                   {"version", bed.targets[t].version},
                                    {"request_us", c.request},
                                    {"event_us", c.burst_event},
                                    {"single_event_us", c.single_event},
                                    {"long_prompt_us", c.long_prompt},
                                    {"added_p50_us", c.added_p50_us},
-                                   {"added_p99_us", c.added_p99_us}});
+                                   {"added_p99_us", c.added_p99_us},
+                                   {"requests_per_s", c.per_s}});
   }
   if (!bed.options.output.json) fmt::print("\n{}\n{}", table.text(), ratios.text());
 }
@@ -282,7 +297,13 @@ Status measure_relay(const RelayOptions& options) {
     fmt::print("{}\n{} connections, {} requests a round, streams of {} events\n\nnginx's configuration:\n{}",
                machine_text(bed->machine), options.connections, options.requests, kEvents,
                nginx_config(bed->targets[0].port, bed->backend->plain_port(), bed->folder.path()));
+    fmt::print("\n");
+    for (const RelayTarget& target : bed->targets) {
+      if (!target.version.empty()) fmt::print("{} {}\n", target.name, target.version);
+    }
+    for (const std::string& peer : bed->absent) fmt::print("not measured: {}\n", peer);
   }
+  bed->json["absent"] = bed->absent;
   {
     Progress progress("measuring", static_cast<size_t>(options.rounds) * bed->targets.size());
     size_t done = 0;
@@ -314,7 +335,11 @@ int bench_relay(Args args) {
   schema.integer("hold_s", &options.hold_s, 1, 3600, "for so long");
   schema.integer("layers", &options.layers, 1, 256, "MoE layers in the expert counts of prefill replies");
   schema.integer("experts", &options.experts, 8, 1024, "experts of a layer");
+  schema.integer("threads", &options.threads, 1, 256, "more than 1: also a router with so many");
   schema.text("nginx", &options.nginx, "nginx to start");
+  schema.text("vllm_router", &options.peers.vllm_router, "vllm-router to start, if it is there");
+  schema.text("sglang_router", &options.peers.sglang_router, "sglang-router to start, if it is there");
+  schema.text("smg", &options.peers.smg, "smg to start, if it is there");
   options.output.declare(schema, /*draws=*/true);
   if (const auto status = parse_bench_flags(schema, args)) return *status;
   fit_to_descriptors(options);

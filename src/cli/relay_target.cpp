@@ -38,7 +38,7 @@ Result<RelayTarget> start(std::string name, uint16_t port, const std::vector<std
                           const std::string& folder, const std::string& program = {}) {
   Result<Child> child = Child::start(args, fmt::format("{}/{}.log", folder, port), program);
   if (!child) return std::move(child).error();
-  RelayTarget target{std::move(name), port, std::move(*child)};
+  RelayTarget target{.name = std::move(name), .version = {}, .port = port, .child = std::move(*child)};
   const auto until = std::chrono::steady_clock::now() + kStartWait;
   const RelayLoad one{.request = chat_request(16, false), .connections = 1, .requests = 1};
   while (!run_relay_load(port, one)) {
@@ -52,31 +52,53 @@ Result<RelayTarget> start(std::string name, uint16_t port, const std::vector<std
 }
 
 struct Peer {
-  std::string_view name, program;
-  std::vector<std::string> args;  // {port} and {url} are filled in
+  std::string_view name;
+  std::string program;
+  std::vector<std::string> args;  // {port}, {metrics} and {url} are filled in
 };
 
-std::vector<Peer> peers() {
-  return {{"vllm-router", "vllm-router", {"--host", "127.0.0.1", "--port", "{port}", "--worker-urls", "{url}"}},
-          {"sglang-router",
-           "sglang-router",
-           {"launch", "--host", "127.0.0.1", "--port", "{port}", "--worker-urls", "{url}"}},
-          {"smg", "smg", {"launch", "--host", "127.0.0.1", "--port", "{port}", "--worker-urls", "{url}"}}};
+std::vector<Peer> peers(const PeerPrograms& programs) {
+  const std::vector<std::string> common = {"--host", "127.0.0.1",         "--port",   "{port}", "--worker-urls",
+                                           "{url}",  "--prometheus-port", "{metrics}"};
+  std::vector<std::string> launch = {"launch"};
+  launch.insert(launch.end(), common.begin(), common.end());
+  return {{"vllm-router", programs.vllm_router, common},
+          {"sglang-router", programs.sglang_router, launch},
+          {"smg", programs.smg, launch}};
 }
 
-}  // namespace
+// The last word of the first line that a program prints for `flag`; empty where it has no such flag.
+std::string version_of(const std::string& program, const std::string& flag, const std::string& folder) {
+  const std::string log = folder + "/version.log";
+  const Result<int> status = run_program({program, flag}, log, kStartWait);
+  if (!status || *status != 0) return {};
+  std::ifstream in(log);
+  std::string line;
+  std::getline(in, line);
+  return line.substr(line.find_last_of(" /") + 1);
+}
 
-Result<double> processor_time_s(int pid) {
+// Adds processor time of `pid`'s threads, and of its children.
+bool add_processor_time(int pid, double& total_s) {
   std::error_code error;
   const std::filesystem::directory_iterator tasks(fmt::format("/proc/{}/task", pid), error);
-  if (error) return Error{ErrorCode::kNotFound, fmt::format("process {} has ended", pid)};
-  double total_s = 0;
+  if (error) return false;
   for (const auto& task : tasks) {
     // Nanoseconds on a processor come first.
     std::ifstream in(task.path() / "schedstat");
     double on_cpu_ns = 0;
     if (in >> on_cpu_ns) total_s += on_cpu_ns / 1e9;
+    std::ifstream children(task.path() / "children");
+    for (int child = 0; children >> child;) add_processor_time(child, total_s);
   }
+  return true;
+}
+
+}  // namespace
+
+Result<double> processor_time_s(int pid) {
+  double total_s = 0;
+  if (!add_processor_time(pid, total_s)) return Error{ErrorCode::kNotFound, fmt::format("process {} has ended", pid)};
   return total_s;
 }
 
@@ -135,16 +157,19 @@ Result<RelayTarget> start_nginx(const std::string& program, const RelayBackend& 
   if (!port) return std::move(port).error();
   const std::string path = folder + "/nginx.conf";
   std::ofstream(path) << nginx_config(*port, backend.plain_port(), folder);
-  return start("nginx", *port, {"-p", folder, "-c", path}, folder, program);
+  Result<RelayTarget> nginx = start("nginx", *port, {"-p", folder, "-c", path}, folder, program);
+  if (nginx) nginx->version = version_of(program, "-v", folder);
+  return nginx;
 }
 
-Result<RelayTarget> start_router(const RelayBackend& backend, const std::string& folder) {
+Result<RelayTarget> start_router(const RelayBackend& backend, const std::string& folder, size_t threads) {
   Result<uint16_t> port = free_port();
   if (!port) return std::move(port).error();
-  return start("kindred", *port,
-               {"router", "--port", std::to_string(*port), "--worker", local_url(backend.plain_port()),
-                "--max-inflight", "65536", "--connections", "65536", "--upstream-connections", "65536"},
-               folder);
+  return start(
+      threads == 1 ? "kindred" : fmt::format("kindred, {} threads", threads), *port,
+      {"router", "--port", std::to_string(*port), "--worker", local_url(backend.plain_port()), "--threads",
+       std::to_string(threads), "--max-inflight", "65536", "--connections", "65536", "--upstream-connections", "65536"},
+      folder);
 }
 
 Result<RelayTarget> start_pd_router(const RelayBackend& backend, const std::string& cohorts,
@@ -159,20 +184,31 @@ Result<RelayTarget> start_pd_router(const RelayBackend& backend, const std::stri
   return start("kindred, PD and locality", *port, args, folder);
 }
 
-std::vector<RelayTarget> start_installed_routers(const RelayBackend& backend, const std::string& folder) {
-  std::vector<RelayTarget> out;
-  for (const Peer& peer : peers()) {
-    if (!in_path(std::string(peer.program))) continue;
-    Result<uint16_t> port = free_port();
-    if (!port) continue;
+Peers start_peers(const PeerPrograms& programs, const RelayBackend& backend, const std::string& folder) {
+  Peers out;
+  for (const Peer& peer : peers(programs)) {
+    if (!in_path(peer.program)) {
+      out.absent.push_back(fmt::format("{}: no program '{}'", peer.name, peer.program));
+      continue;
+    }
+    const Result<uint16_t> port = free_port(), metrics = free_port();
+    if (!port || !metrics) {
+      out.absent.push_back(fmt::format("{}: {}", peer.name, (port ? metrics : port).error().message));
+      continue;
+    }
     std::vector<std::string> args = peer.args;
     for (std::string& arg : args) {
       if (arg == "{port}") arg = std::to_string(*port);
+      if (arg == "{metrics}") arg = std::to_string(*metrics);
       if (arg == "{url}") arg = local_url(backend.plain_port());
     }
-    Result<RelayTarget> target = start(std::string(peer.name), *port, args, folder, std::string(peer.program));
-    if (target) out.push_back(std::move(*target));
-    else fmt::print(stderr, "kindred bench relay: {}\n", target.error().message);
+    Result<RelayTarget> target = start(std::string(peer.name), *port, args, folder, peer.program);
+    if (!target) {
+      out.absent.push_back(target.error().message);
+      continue;
+    }
+    target->version = version_of(peer.program, "--version", folder);
+    out.started.push_back(std::move(*target));
   }
   return out;
 }

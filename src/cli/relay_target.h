@@ -15,12 +15,12 @@
 namespace kindred::cli {
 
 struct RelayTarget {
-  std::string name;
+  std::string name, version;  // as the program calls it; empty: it does not say
   uint16_t port = 0;
   std::optional<Child> child;  // none: the workers themselves
 };
 
-// Processor time of all threads of a process so far. Error kNotFound: there is no such process.
+// Processor time so far of all threads of a process and of its children. Error kNotFound: there is no such process.
 Result<double> processor_time_s(int pid);
 Result<uint64_t> resident_bytes(int pid);
 
@@ -30,10 +30,17 @@ std::string nginx_config(uint16_t port, uint16_t upstream_port, const std::strin
 // Each is started and answers when the call returns. Errors: kNotFound (no such program), kTimeout, with the
 // last lines of its log.
 Result<RelayTarget> start_nginx(const std::string& program, const RelayBackend& backend, const std::string& folder);
-Result<RelayTarget> start_router(const RelayBackend& backend, const std::string& folder);
+Result<RelayTarget> start_router(const RelayBackend& backend, const std::string& folder, size_t threads = 1);
 // Prefill and decode workers, locality-band, cohorts from `cohorts`.
 Result<RelayTarget> start_pd_router(const RelayBackend& backend, const std::string& cohorts, const std::string& folder);
-// Other routers that are in PATH: vllm-router, sglang-router, smg.
-std::vector<RelayTarget> start_installed_routers(const RelayBackend& backend, const std::string& folder);
+// Other routers: programs in PATH, or paths.
+struct PeerPrograms {
+  std::string vllm_router = "vllm-router", sglang_router = "sglang-router", smg = "smg";
+};
+struct Peers {
+  std::vector<RelayTarget> started;
+  std::vector<std::string> absent;  // name, and why
+};
+Peers start_peers(const PeerPrograms& programs, const RelayBackend& backend, const std::string& folder);
 
 }  // namespace kindred::cli

@@ -2,7 +2,9 @@
 #include "router/router.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -243,6 +245,23 @@ class LiveConfig final : public router::ConfigSource {
   std::vector<const char*> args_;
 };
 
+// A client's connection takes a descriptor, and its request another, to a worker. The soft limit is often 1024, for
+// the sake of programs that use select(); the hard one is what the system means.
+void make_room_for_connections(int64_t connections) {
+  constexpr rlim_t kOthers = 256;  // listeners, workers' health, logs, feeds
+  const rlim_t wanted = 2 * static_cast<rlim_t>(connections) + kOthers;
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= wanted) return;
+  files.rlim_cur = std::min(files.rlim_max, wanted);
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  if (files.rlim_cur >= wanted) return;
+  fmt::print(stderr,
+             "kindred router: {} open files are allowed (ulimit -Hn); {} connections with a request each need up to "
+             "{}: raise the limit, or lower --connections\n",
+             files.rlim_cur, connections, wanted);
+}
+
 // At each SIGHUP; the router says what came of it.
 void reload_on_hangup(asio::signal_set& hangup, router::Router& router) {
   hangup.async_wait([&](boost::system::error_code error, int) {
@@ -285,6 +304,7 @@ int run_router(Args args) {
   }
   Result<router::RouterOptions> configured = router_options(options);
   if (!configured) return fail("router", configured.error(), 2);
+  make_room_for_connections(options.edge.connections);
   const SystemClock clock;
   net::IoThreads threads(configured->threads);
   auto router = router::Router::make(threads.executors(), *std::move(configured), clock);

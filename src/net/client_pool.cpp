@@ -14,6 +14,10 @@ namespace {
 using asio::ip::tcp;
 using std::chrono::steady_clock;
 
+// For so long an idle connection is taken to be open without a look, which is a system call for each request of a
+// busy router. If it is not, the request is sent again on a new one, as it is when the peer closes just then.
+constexpr std::chrono::milliseconds kStillOpen{5};
+
 Error cancelled_error(const Endpoint& endpoint) {
   return Error{ErrorCode::kCancelled, fmt::format("the request to {} was cancelled", endpoint.text())};
 }
@@ -84,15 +88,17 @@ void ClientPool::leave(const Endpoint& endpoint) {
 std::shared_ptr<Wire> ClientPool::take(const Endpoint& endpoint) {
   const auto at = idle_.find(endpoint);
   if (at == idle_.end()) return nullptr;
+  const auto now = steady_clock::now();
   while (!at->second.empty()) {
-    std::shared_ptr<Wire> wire = std::move(at->second.back());
+    Idle idle = std::move(at->second.back());
     at->second.pop_back();
-    if (wire->peer_closed()) {
-      wire->close();
+    const bool closed = now - idle.since < kStillOpen ? !idle.wire->is_open() : idle.wire->peer_closed();
+    if (closed) {
+      idle.wire->close();
       continue;
     }
-    wire->clear_deadline();
-    return wire;
+    idle.wire->clear_deadline();
+    return std::move(idle.wire);
   }
   idle_.erase(at);
   return nullptr;
@@ -100,17 +106,17 @@ std::shared_ptr<Wire> ClientPool::take(const Endpoint& endpoint) {
 
 void ClientPool::put_back(const Endpoint& endpoint, std::shared_ptr<Wire> wire) {
   if (shut_down_ || options_.idle_per_endpoint == 0 || is_retired(endpoint, *wire)) return wire->close();
-  std::vector<std::shared_ptr<Wire>>& idle = idle_[endpoint];
+  std::vector<Idle>& idle = idle_[endpoint];
   if (idle.size() >= options_.idle_per_endpoint) {
     // Those whose idle time is over have closed themselves; otherwise the oldest makes room.
-    std::erase_if(idle, [](const std::shared_ptr<Wire>& other) { return !other->is_open(); });
+    std::erase_if(idle, [](const Idle& other) { return !other.wire->is_open(); });
     if (idle.size() >= options_.idle_per_endpoint) {
-      idle.front()->close();
+      idle.front().wire->close();
       idle.erase(idle.begin());
     }
   }
   wire->expire_after(options_.idle_timeout_ms, Wire::Expiry::kClose);
-  idle.push_back(std::move(wire));
+  idle.push_back({std::move(wire), steady_clock::now()});
 }
 
 Task<Result<std::vector<tcp::endpoint>>> ClientPool::addresses(Endpoint endpoint, steady_clock::time_point deadline,
@@ -138,9 +144,9 @@ Task<void> ClientPool::refresh(Endpoint endpoint, CancelToken cancel) {
   known_[endpoint] = *found;
   const auto at = idle_.find(endpoint);
   if (at == idle_.end()) co_return;
-  std::erase_if(at->second, [&](const std::shared_ptr<Wire>& wire) {
-    const bool gone = is_retired(endpoint, *wire);
-    if (gone) wire->close();
+  std::erase_if(at->second, [&](const Idle& idle) {
+    const bool gone = is_retired(endpoint, *idle.wire);
+    if (gone) idle.wire->close();
     return gone;
   });
 }
@@ -148,7 +154,7 @@ Task<void> ClientPool::refresh(Endpoint endpoint, CancelToken cancel) {
 void ClientPool::shut_down() {
   shut_down_ = true;
   for (auto& [endpoint, idle] : idle_) {
-    for (const std::shared_ptr<Wire>& wire : idle) wire->close();
+    for (const Idle& one : idle) one.wire->close();
   }
   idle_.clear();
 }

@@ -52,7 +52,7 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   // Waits for a place, in order of arrival. Errors: kExhausted, kCancelled.
   Task<Result<Place>> enter(Endpoint endpoint, CancelToken cancel);
 
-  // The idle connection used last, or nullptr. One that its peer has closed is not given.
+  // The idle connection used last, or nullptr. One that its peer was seen to close is not given.
   std::shared_ptr<Wire> take(const Endpoint& endpoint);
   void put_back(const Endpoint& endpoint, std::shared_ptr<Wire> wire);
   // Looks a name up and retires connections to addresses that it means no more: idle ones now, others when they
@@ -96,7 +96,11 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   std::shared_ptr<Resolver> resolver_;
   bool shut_down_ = false;
   std::unordered_map<Endpoint, Places, EndpointHash> places_;  // where any are taken
-  std::unordered_map<Endpoint, std::vector<std::shared_ptr<Wire>>, EndpointHash> idle_;
+  struct Idle {
+    std::shared_ptr<Wire> wire;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::unordered_map<Endpoint, std::vector<Idle>, EndpointHash> idle_;
   // What names meant when they were refreshed last.
   std::unordered_map<Endpoint, std::vector<asio::ip::tcp::endpoint>, EndpointHash> known_;
 };

@@ -25,25 +25,24 @@ Task<Status> PooledResponse::exchange(std::span<asio::const_buffer> request, std
   // A peer may answer before it has read all of the request, and close: the answer is worth more than
   // the fault, but the connection carries no other request.
   if (written) reusable_ = false;
-  Status head = co_await read_head();
-  if (!head) co_return head;
-  co_return begin_body(method);
-}
-
-void PooledResponse::hold(ClientPool::Place place) {
-  if (wire_) place_ = std::move(place);
-}
-
-Task<Status> PooledResponse::read_head() {
   HeadScanner scanner;
   for (;;) {
     const Result<bool> taken = take_head(scanner);
     if (!taken) co_return taken.error();
-    if (*taken) co_return Status();
+    if (*taken) co_return begin_body(method);
     SystemError error;
-    co_await wire_->read(in_, error);
+    if (wire_->in_clear()) {
+      auto [fault, count] = co_await wire_->receive(in_);
+      error = wire_->received(in_, fault, count);
+    } else {
+      co_await wire_->read(in_, error);
+    }
     if (error) co_return head_failed(error);
   }
+}
+
+void PooledResponse::hold(ClientPool::Place place) {
+  if (wire_) place_ = std::move(place);
 }
 
 Result<bool> PooledResponse::take_head(HeadScanner& scanner) {

@@ -40,7 +40,6 @@ class PooledResponse final : public ClientResponse {
  private:
   enum class Phase { kHead, kBody, kEnd, kFailed };
 
-  Task<Status> read_head();
   Result<bool> take_head(HeadScanner& scanner);  // false: more bytes are needed
   Status begin_body(std::string_view method);
   bool after_wait();  // false: it failed with wait_error_

@@ -121,7 +121,12 @@ Task<ServerConnection::Got> ServerConnection::read_head(RequestHead& head) {
     if (context_->stopping && !begun) co_return Got::kClosed;
     idle_ = !begun;
     SystemError error;
-    co_await wire_->read(in_, error);
+    if (wire_->in_clear()) {
+      auto [fault, count] = co_await wire_->receive(in_);
+      error = wire_->received(in_, fault, count);
+    } else {
+      co_await wire_->read(in_, error);
+    }
     idle_ = false;
     if (error) co_return begun ? read_failed("head") : Got::kClosed;
   }

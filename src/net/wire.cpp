@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "net/tls.h"
 
@@ -98,19 +97,16 @@ Task<SystemError> Wire::read(ReadBuffer& into) {
 }
 
 Task<void> Wire::read(ReadBuffer& into, SystemError& error) {
-  error = unusable();
-  if (error) co_return;
-  const std::span<char> room = into.prepare();
-  size_t got = 0;
-  if (tls_) {
-    error = co_await read_tls(room, got);
-    into.commit(got);
+  if (in_clear()) {
+    auto [fault, count] = co_await receive(into);
+    error = received(into, fault, count);
     co_return;
   }
-  std::tie(error, got) = co_await socket_.async_read_some(asio::buffer(room.data(), room.size()), kNoThrow);
+  error = unusable();
+  if (error) co_return;
+  size_t got = 0;
+  error = co_await read_tls(into.prepare(), got);
   into.commit(got);
-  if (!error) co_return;
-  if (const SystemError fault = unusable()) error = fault;
 }
 
 Task<SystemError> Wire::read(std::span<char> into, size_t& count) {

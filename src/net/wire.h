@@ -65,6 +65,22 @@ class Wire final : public std::enable_shared_from_this<Wire> {
   Task<void> read(ReadBuffer& into, SystemError& error);  // the same; `error` must live until its end
   Task<SystemError> read(std::span<char> into, size_t& count);
 
+  // What read() does, in two halves and without a coroutine of its own, where in_clear():
+  //   auto [fault, count] = co_await wire.receive(into);
+  //   const SystemError error = wire.received(into, fault, count);
+  bool in_clear() const { return tls_ == nullptr; }
+  auto receive(ReadBuffer& into) {
+    // Where no operation may begin: into no room, which ends at once.
+    const std::span<char> room = unusable() ? std::span<char>() : into.prepare();
+    return socket_.async_read_some(asio::buffer(room.data(), room.size()), kNoThrow);
+  }
+  SystemError received(ReadBuffer& into, SystemError fault, size_t count) const {
+    if (count > 0) into.commit(count);
+    if (count > 0 && !fault) return {};
+    const SystemError why = unusable();
+    return why ? why : fault;
+  }
+
   // Without waiting: error would_block where nothing, or not all, could be done now. Reading 0 bytes without an
   // error does not happen.
   SystemError read_now(std::span<char> into, size_t& count);

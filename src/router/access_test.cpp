@@ -273,6 +273,21 @@ TEST_F(AccessTest, ALineTellsWhoServedAndHowMuch) {
   std::remove(options_.edge.access_log_file.c_str());
 }
 
+TEST_F(AccessTest, LinesThatAreLostAreCounted) {
+  options_.edge.access_log = AccessLogFormat::kText;
+  options_.edge.access_log_file = "/dev/full";
+  add(Role::kBoth, "");
+  start();
+  EXPECT_EQ(chat(false).status, 200);
+  // The line is written behind the answer.
+  EXPECT_TRUE(eventually([&] {
+    const std::string all = metrics();
+    const std::string_view name = "\nkindred_router_access_lines_lost_total ";
+    const size_t at = all.find(name);
+    return at != std::string::npos && all[at + name.size()] != '0';
+  }));
+}
+
 // Standard error, caught in a file while it lives.
 class CaughtStderr {
  public:

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "router/edge.h"
 #include "router/experiment.h"
 #include "router/gate.h"
 #include "router/headers.h"
@@ -260,6 +261,7 @@ net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
   } else {
     const bool engines = looks_at_engines(exchange.options());
     std::string body = core.metrics.render(core.fleet, engines);
+    body += core.edge->metrics();
     if (engines) body += trace_metrics(core);
     if (core.prefixes) body += core.prefixes->metrics();
     co_await exchange.answer(200, headers_for(exchange, "text/plain; version=0.0.4"), body);

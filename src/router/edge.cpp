@@ -2,6 +2,8 @@
 
 #include <random>
 
+#include "base/metrics.h"
+
 namespace kindred::router {
 namespace {
 
@@ -46,6 +48,18 @@ Result<std::shared_ptr<Edge>> Edge::make(const EdgeOptions& options, const Clock
   return edge;
 }
 
+std::string Edge::metrics() const {
+  uint64_t lost = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    lost = lost_before_ + (access_log_ ? access_log_->lost() : 0);
+  }
+  Registry registry;
+  registry.counter("kindred_router_access_lines_lost_total", "Lines of the access log that could not be written.")
+      .add(static_cast<double>(lost));
+  return registry.render();
+}
+
 Status Edge::reload() {
   Status first;
   if (keys_) {
@@ -56,8 +70,8 @@ Status Edge::reload() {
     Status read = tls_->reload();
     if (first && !read) first = std::move(read);
   }
-  if (access_log_) {
-    Status reopened = access_log_->reopen();
+  if (const auto log = access_log()) {
+    Status reopened = log->reopen();
     if (first && !reopened) first = std::move(reopened);
   }
   return first;

@@ -4,7 +4,9 @@
 // Thread-safe; one per router.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -35,7 +37,7 @@ class Edge {
   // A client's credentials are the router's business and not the worker's.
   bool strips_credentials() const { return takes_keys() || !options_.upstream.authorization.empty(); }
   // Whether anybody wants to know about tokens and workers of a request.
-  bool watches() const { return access_log_ != nullptr || takes_keys() || export_share().has_value(); }
+  bool watches() const { return access_log() != nullptr || takes_keys() || export_share().has_value(); }
   const std::shared_ptr<net::TlsServer>& tls() const { return tls_; }  // of the listeners; null: in clear
 
   const std::optional<OtlpTarget>& otlp() const { return otlp_; }  // where spans go; nothing: nowhere
@@ -44,14 +46,27 @@ class Edge {
 
   RateLimiter limiter;
   TraceIds trace_ids;
-  AccessLog* access_log() { return access_log_.get(); }  // null: none
+
+  // In force now; null: none.
+  std::shared_ptr<AccessLog> access_log() const {
+    const std::lock_guard lock(mutex_);
+    return access_log_;
+  }
+  void set_access_log(std::shared_ptr<AccessLog> log) {
+    const std::lock_guard lock(mutex_);
+    if (access_log_) lost_before_ += access_log_->lost();
+    access_log_ = std::move(log);
+  }
+  std::string metrics() const;  // Prometheus' text
 
  private:
   Edge(const EdgeOptions& options, const Clock& clock);
 
   const EdgeOptions options_;
   std::shared_ptr<KeyStore> keys_;
-  std::unique_ptr<AccessLog> access_log_;
+  mutable std::mutex mutex_;  // guards the two below
+  std::shared_ptr<AccessLog> access_log_;
+  uint64_t lost_before_ = 0;  // by logs that were in force earlier
   std::shared_ptr<net::TlsServer> tls_;
   std::optional<OtlpTarget> otlp_;
   SpanQueue spans_;

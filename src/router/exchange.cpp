@@ -17,18 +17,25 @@ Outcome outcome_of(int status) {
   return status >= 400 ? Outcome::kClientError : Outcome::kOk;
 }
 
+// False: the client is gone.
+net::Task<bool> send(Exchange& exchange, int status, net::Headers headers, std::string_view body) {
+  exchange.status = status;
+  for (const net::Header& header : exchange.answer_headers) headers.set(header.name, header.value);
+  return exchange.writer.send(status, std::move(headers), body);
+}
+
 }  // namespace
 
 net::Task<void> Exchange::answer(int with_status, net::Headers headers, std::string_view body) {
-  status = with_status;
-  for (const net::Header& header : answer_headers) headers.set(header.name, header.value);
-  const bool taken = co_await writer.send(with_status, std::move(headers), body);
+  const bool taken = co_await send(*this, with_status, std::move(headers), body);
   outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
 }
 
 net::Task<void> Exchange::relay(int with_status, net::Headers headers, std::string body) {
   if (!scan.wants_counts) remove_expert_counts(body);
-  co_await answer(with_status, std::move(headers), body);
+  // As answer() does, without its coroutine.
+  const bool taken = co_await send(*this, with_status, std::move(headers), body);
+  outcome = taken ? outcome_of(with_status) : Outcome::kCancelled;
 }
 
 net::Task<void> Exchange::fail(ApiError error) {

@@ -282,11 +282,11 @@ net::Task<PdFlow::Step> PdFlow::refused(net::ClientResponse& response, fleet::Wo
 
 // What only a retry would need: a stream may last for minutes and there may be thousands.
 void PdFlow::forget_handoff() {
-  handoff_ = std::string();
+  std::string().swap(handoff_);  // an assignment would keep its memory
   counts_.reset();
   reply_->forget_transfer();
   exchange_.scan.prompt = {};
-  exchange_.request.body = std::string();
+  std::string().swap(exchange_.request.body);
 }
 
 net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker,

@@ -123,8 +123,8 @@ std::string PrefillReply::handoff(std::string_view from) const {
 
 void PrefillReply::forget_transfer() {
   expert_counts = lease = state = {};
-  bytes_ = std::string();
-  first = std::string();
+  std::string().swap(bytes_);  // an assignment would keep its memory
+  std::string().swap(first);
 }
 
 }  // namespace kindred::router

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "policy/kv_aware.h"
+#include "router/edge.h"
 #include "router/gate.h"
 #include "router/headers.h"
 #include "router/membership.h"
@@ -15,13 +16,23 @@ namespace {
 
 constexpr size_t kConfigBytes = 1024 * 1024;
 
-// What a running router cannot change: sockets that are bound, sizes of what exists, tasks that run.
-void check_fixed(const RouterOptions& now, const RouterOptions& next, std::vector<Error>& problems) {
-  const auto fixed = [&](bool same, std::string field) {
+// Notes the field of what differs and cannot.
+class Fixed {
+ public:
+  explicit Fixed(std::vector<Error>& problems) : problems_(problems) {}
+  void operator()(bool same, std::string field) const {
     if (same) return;
     std::string why = fmt::format("{}: cannot change while the router runs; restart it", field);
-    problems.push_back(invalid(std::move(why), std::move(field)));
-  };
+    problems_.push_back(invalid(std::move(why), std::move(field)));
+  }
+
+ private:
+  std::vector<Error>& problems_;
+};
+
+// What a running router cannot change: sockets that are bound, sizes of what exists, tasks that run.
+void check_fixed(const RouterOptions& now, const RouterOptions& next, std::vector<Error>& problems) {
+  const Fixed fixed(problems);
   fixed(now.host == next.host, "host");
   fixed(now.port == next.port, "port");
   fixed(now.threads == next.threads, "threads");
@@ -48,29 +59,35 @@ void check_fixed(const RouterOptions& now, const RouterOptions& next, std::vecto
   fixed((now.load_interval_ms.count() == 0) == (next.load_interval_ms.count() == 0), "load_interval_ms");
 }
 
-// Sockets, pools, keys and logs are made once from these. Files that they name are read anew by Edge::reload().
+// Listeners and pools are made once from these. Files that they name are read anew by Edge::reload().
 void check_fixed_edge(const EdgeOptions& now, const EdgeOptions& next, std::vector<Error>& problems) {
-  const auto limits = [](const EdgeOptions& edge) {
-    return std::tuple(edge.server.head.head_bytes, edge.server.head.header_count, edge.server.connections,
-                      edge.server.head_timeout_ms, edge.server.body_timeout_ms, edge.server.idle_timeout_ms,
-                      edge.server.write_timeout_ms, edge.upstream.connections_per_endpoint,
-                      edge.upstream.idle_per_endpoint, edge.upstream.idle_timeout_ms, edge.upstream.wait_timeout_ms,
-                      edge.upstream.connect_timeout_ms);
-  };
-  const auto names = [](const EdgeOptions& edge) {
-    return std::tuple(edge.admin_host, edge.admin_port, edge.tls_cert, edge.tls_key, edge.tls_client_ca,
-                      edge.api_keys_file, edge.access_log, edge.access_log_file, edge.otlp_endpoint, edge.trace_sample);
-  };
-  if (limits(now) != limits(next)) {
-    problems.push_back(
-        invalid("limits and timeouts of connections cannot change while the router runs; restart it", "connections"));
-  }
-  if (names(now) != names(next)) {
-    problems.push_back(
-        invalid("the admin listener, TLS, keys, access log and traces cannot be set up anew while the "
-                "router runs; restart it (the contents of their files may change)",
-                "admin_port"));
-  }
+  const Fixed fixed(problems);
+  const net::ServerOptions &server = now.server, &next_server = next.server;
+  fixed(server.head.head_bytes == next_server.head.head_bytes, "head_bytes");
+  fixed(server.head.header_count == next_server.head.header_count, "headers");
+  fixed(server.connections == next_server.connections, "connections");
+  fixed(server.head_timeout_ms == next_server.head_timeout_ms, "head_timeout_ms");
+  fixed(server.body_timeout_ms == next_server.body_timeout_ms, "body_timeout_ms");
+  fixed(server.idle_timeout_ms == next_server.idle_timeout_ms, "idle_timeout_ms");
+  fixed(server.write_timeout_ms == next_server.write_timeout_ms, "write_timeout_ms");
+  const net::ClientOptions &upstream = now.upstream, &next_upstream = next.upstream;
+  fixed(upstream.connections_per_endpoint == next_upstream.connections_per_endpoint, "upstream_connections");
+  fixed(upstream.idle_per_endpoint == next_upstream.idle_per_endpoint, "upstream_idle_connections");
+  fixed(upstream.idle_timeout_ms == next_upstream.idle_timeout_ms, "upstream_idle_ms");
+  fixed(upstream.wait_timeout_ms == next_upstream.wait_timeout_ms, "upstream_wait_ms");
+  fixed(upstream.connect_timeout_ms == next_upstream.connect_timeout_ms, "upstream_connect_ms");
+  fixed(now.admin_host == next.admin_host, "admin_host");
+  fixed(now.admin_port == next.admin_port, "admin_port");
+  fixed(now.tls_cert == next.tls_cert, "tls_cert");
+  fixed(now.tls_key == next.tls_key, "tls_key");
+  fixed(now.tls_client_ca == next.tls_client_ca, "tls_client_ca");
+  fixed(now.api_keys_file == next.api_keys_file, "api_keys_file");
+  fixed(now.otlp_endpoint == next.otlp_endpoint, "otlp_endpoint");
+  fixed(now.trace_sample == next.trace_sample, "trace_sample");
+}
+
+bool same_access_log(const EdgeOptions& a, const EdgeOptions& b) {
+  return a.access_log == b.access_log && a.access_log_file == b.access_log_file;
 }
 
 // Policies with state of their own are kept unless their settings change.
@@ -82,6 +99,7 @@ struct NewParts {
   ModelAliases aliases;
   RetryStatuses retry_on;
   std::vector<fleet::WantedWorker> workers;
+  std::shared_ptr<AccessLog> access_log;  // only if it changes
 };
 
 NewParts make_parts(const CorePtr& core, const RouterOptions& next, std::vector<Error>& problems) {
@@ -109,6 +127,11 @@ NewParts make_parts(const CorePtr& core, const RouterOptions& next, std::vector<
   if (auto made = RetryStatuses::parse(next.retry_on)) out.retry_on = *made;
   else note(std::move(made).error());
   for (Error& error : wanted_workers(next, out.workers)) note(std::move(error));
+  const EdgeOptions& edge = next.edge;
+  if (edge.access_log != AccessLogFormat::kNone && !same_access_log(core->settings()->options.edge, edge)) {
+    if (auto opened = AccessLog::open(edge.access_log, edge.access_log_file)) out.access_log = *std::move(opened);
+    else note(std::move(opened).error());
+  }
   return out;
 }
 
@@ -135,6 +158,8 @@ std::vector<Error> apply_options(const CorePtr& core, RouterOptions next) {
   settings->traces = std::move(parts.traces);
   settings->aliases = std::move(parts.aliases);
   settings->retry_on = parts.retry_on;
+  // Requests under way write their line where it is now.
+  if (!same_access_log(now->options.edge, next.edge)) core->edge->set_access_log(std::move(parts.access_log));
   settings->options = std::move(next);
   core->gate->set_options(gate_options(settings->options));
   core->room.set_limit(settings->options.decode_inflight);

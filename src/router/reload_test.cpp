@@ -2,6 +2,11 @@
 
 #include "router/reload.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/config.h"
 #include "base/json.h"
 #include "router/testing.h"
 
@@ -55,6 +60,51 @@ class Reload : public RouterTest {
 
   ScriptedConfig* config_ = nullptr;
 };
+
+TEST_F(Reload, TheAccessLogMovesUnlessItCannotBeOpened) {
+  add(Role::kBoth, "");
+  start_with_config();
+  const std::string file = ::testing::TempDir() + "kindred_reload_log_" + std::to_string(::getpid());
+  EXPECT_EQ(chat(false).status, 200);  // none is written yet
+  const auto to = [&](AccessLogFormat format, const std::string& path) {
+    return reload([&](RouterOptions& next) {
+      next.edge.access_log = format;
+      next.edge.access_log_file = path;
+    });
+  };
+  EXPECT_TRUE(to(AccessLogFormat::kJson, file).empty());
+  EXPECT_EQ(chat(false).status, 200);
+  const auto lines = [&] {
+    const auto text = read_file(file);
+    return text ? std::ranges::count(*text, '\n') : 0;
+  };
+  EXPECT_TRUE(eventually([&] { return lines() == 1; }));
+  const std::vector<Error> problems = to(AccessLogFormat::kText, "/nonexistent/log");
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].field, "access_log_file");
+  EXPECT_EQ(chat(false).status, 200);
+  EXPECT_TRUE(eventually([&] { return lines() == 2; }));
+  EXPECT_TRUE(to(AccessLogFormat::kNone, "").empty());
+  EXPECT_EQ(chat(false).status, 200);
+  EXPECT_EQ(lines(), 2);
+  std::remove(file.c_str());
+}
+
+TEST_F(Reload, EachSettingThatCannotChangeIsNamed) {
+  add(Role::kBoth, "");
+  start_with_config();
+  const std::vector<Error> problems = reload([](RouterOptions& next) {
+    next.edge.server.connections += 1;
+    next.edge.tls_cert = "other.pem";
+    next.edge.admin_port = 1;
+  });
+  std::vector<std::string> fields;
+  for (const Error& problem : problems) {
+    fields.push_back(problem.field);
+    EXPECT_NE(problem.message.find("restart"), std::string::npos);
+  }
+  EXPECT_EQ(fields, (std::vector<std::string>{"connections", "admin_port", "tls_cert"}));
+}
 
 TEST_F(Reload, WorkersPoliciesAndLimitsChangeAndNoRequestIsDropped) {
   FakeWorker& a = add(Role::kBoth, "");

@@ -62,33 +62,32 @@ ApiError no_such_path(const Exchange& exchange) {
   return api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", exchange.request.head.path())});
 }
 
-net::Task<void> serve_generate(CorePtr core, Exchange& exchange) {
-  if (core->prefixes) exchange.prefix = co_await core->prefixes->look_up(core, exchange);
+// A coroutine's frame has room for all that its body may ever hold, for as long as a stream lasts. So what follows
+// are plain functions that hand on to the one coroutine that is needed.
+
+template <class Flow>
+net::Task<void> run_flow(CorePtr core, Exchange& exchange) {
+  Flow flow(std::move(core), exchange);
+  co_await flow.run();
+}
+
+net::Task<void> dispatch(CorePtr core, Exchange& exchange) {
   const fleet::Serving serving = core->fleet.serving(exchange.model);
   const auto paired = [&](fleet::Dialect dialect) { return serving.paired_by.at(static_cast<size_t>(dialect)); };
   if (serving.paired) {
     // A prompt is only run while the decode pool has room for what follows it.
-    if (std::optional<ApiError> full = reserve_decode_room(*core, exchange)) {
-      co_await exchange.fail(*std::move(full));
-      co_return;
-    }
+    if (std::optional<ApiError> full = reserve_decode_room(*core, exchange)) return exchange.fail(*std::move(full));
   }
-  if (paired(fleet::Dialect::kKindred)) {
-    PdFlow flow(core, exchange);
-    co_await flow.run();
-  } else if (paired(fleet::Dialect::kVllm)) {
-    VllmFlow flow(core, exchange);
-    co_await flow.run();
-  } else if (paired(fleet::Dialect::kSglang)) {
-    SglangFlow flow(core, exchange);
-    co_await flow.run();
-  } else if (serving.plain_up > 0) {
-    PlainFlow flow(core, exchange);
-    co_await flow.run();
-  } else {
-    ApiError error = no_worker(unserved_reason(*core, exchange.model));
-    co_await exchange.fail(std::move(error));
-  }
+  if (paired(fleet::Dialect::kKindred)) return run_flow<PdFlow>(std::move(core), exchange);
+  if (paired(fleet::Dialect::kVllm)) return run_flow<VllmFlow>(std::move(core), exchange);
+  if (paired(fleet::Dialect::kSglang)) return run_flow<SglangFlow>(std::move(core), exchange);
+  if (serving.plain_up > 0) return run_flow<PlainFlow>(std::move(core), exchange);
+  return exchange.fail(no_worker(unserved_reason(*core, exchange.model)));
+}
+
+net::Task<void> look_up_and_dispatch(CorePtr core, Exchange& exchange) {
+  exchange.prefix = co_await core->prefixes->look_up(core, exchange);
+  co_await dispatch(core, exchange);
 }
 
 net::Task<void> serve_plain(CorePtr core, Exchange& exchange) {
@@ -99,45 +98,35 @@ net::Task<void> serve_plain(CorePtr core, Exchange& exchange) {
   co_await flow.run();
 }
 
-net::Task<void> serve(CorePtr core, Exchange& exchange) {
+// What the request asks for, into `exchange`; or what is wrong with it.
+std::optional<ApiError> read_request(Core& core, Exchange& exchange, bool generate) {
   const net::RequestHead& head = exchange.request.head;
   const std::string_view path = head.path();
-  const bool generate = contains(kGeneratePaths, path);
-  if (!generate && !contains(kPlainPaths, path)) {
-    ApiError error = no_such_path(exchange);
-    co_await exchange.fail(std::move(error));
-    co_return;
-  }
+  if (!generate && !contains(kPlainPaths, path)) return no_such_path(exchange);
   if (head.method != "POST") {
     ApiError error = api_error(invalid(fmt::format("{} answers POST", path)));
     error.status = 405;
     error.allow = "POST";
-    co_await exchange.fail(std::move(error));
-    co_return;
+    return error;
   }
   const std::string& body = exchange.request.body;
-  const auto executor = co_await net::asio::this_coro::executor;
-  Result<RequestScan> scan = RequestScanner::of(executor).scan(body, body.capacity());
-  if (!scan) {
-    ApiError error = api_error(scan.error());
-    co_await exchange.fail(std::move(error));
-    co_return;
-  }
+  Result<RequestScan> scan = RequestScanner::of(exchange.loop.executor).scan(body, body.capacity());
+  if (!scan) return api_error(scan.error());
   exchange.scan = *std::move(scan);
   Result<std::string> label = domain_label(head.headers);
-  if (!label) {
-    ApiError error = api_error(label.error());
-    co_await exchange.fail(std::move(error));
-    co_return;
-  }
+  if (!label) return api_error(label.error());
   exchange.label = *std::move(label);
-  std::optional<ApiError> unknown = name_model(*core, exchange);
-  if (unknown) {
-    co_await exchange.fail(*std::move(unknown));
-    co_return;
+  return name_model(core, exchange);
+}
+
+net::Task<void> serve(CorePtr core, Exchange& exchange) {
+  const bool generate = contains(kGeneratePaths, exchange.request.head.path());
+  if (std::optional<ApiError> refused = read_request(*core, exchange, generate)) {
+    return exchange.fail(*std::move(refused));
   }
-  if (generate) co_await serve_generate(core, exchange);
-  else co_await serve_plain(core, exchange);
+  if (!generate) return serve_plain(std::move(core), exchange);
+  if (core->prefixes) return look_up_and_dispatch(std::move(core), exchange);
+  return dispatch(std::move(core), exchange);
 }
 
 // Which listener a request came by.
@@ -174,10 +163,13 @@ bool is_for_workers(const net::RequestHead& head) {
   return head.method == "POST" && (contains(kGeneratePaths, head.path()) || contains(kPlainPaths, head.path()));
 }
 
+net::Task<std::shared_ptr<void>> let_pass() { co_return nullptr; }
+
+// No coroutine of its own, like handle(): each request would pay for it.
 net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, Loop& loop, net::Request& request,
                                              net::ResponseWriter& writer) {
-  if (!is_for_workers(request.head)) co_return nullptr;
-  co_return co_await admit(core, loop, request, writer);
+  if (!is_for_workers(request.head)) return let_pass();
+  return admit(std::move(core), loop, request, writer);
 }
 
 net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
@@ -192,11 +184,7 @@ net::Task<void> handle_admitted(CorePtr core, Admitted& admitted) {
   core->metrics.request_done(exchange.outcome, exchange.status);
 }
 
-net::Task<void> handle(CorePtr core, Loop& loop, Side side, net::Request& request, net::ResponseWriter& writer) {
-  if (request.permit) {
-    co_await handle_admitted(core, *static_cast<Admitted*>(request.permit.get()));
-    co_return;
-  }
+net::Task<void> handle_other(CorePtr core, Loop& loop, Side side, net::Request& request, net::ResponseWriter& writer) {
   Exchange exchange(loop, core->settings(), request, writer, request_id_of(*core, request.head), core->clock.now());
   exchange.notes.body_bytes = request.body.size();
   Visit visit(*core, exchange);
@@ -217,6 +205,11 @@ net::Task<void> handle(CorePtr core, Loop& loop, Side side, net::Request& reques
   if (answered) co_return;
   co_await serve(core, exchange);  // which says what is wrong with its path or method
   core->metrics.request_done(exchange.outcome, exchange.status);
+}
+
+net::Task<void> handle(CorePtr core, Loop& loop, Side side, net::Request& request, net::ResponseWriter& writer) {
+  if (!request.permit) return handle_other(std::move(core), loop, side, request, writer);
+  return handle_admitted(std::move(core), *static_cast<Admitted*>(request.permit.get()));
 }
 
 // Takes a certificate that was replaced on disk.

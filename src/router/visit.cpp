@@ -99,7 +99,7 @@ Visit::~Visit() {
         answered ? used.prompt_tokens.value_or(charged_tokens_) + used.output_tokens.value_or(0) : 0;
     core_.edge->limiter.settle(exchange_.key_name, charged_tokens_, actual);
   }
-  if (core_.edge->access_log() != nullptr) write_line();
+  if (const auto log = core_.edge->access_log()) write_line(*log);
   if (span_) hand_in_spans();
 }
 
@@ -130,7 +130,7 @@ void Visit::hand_in_spans() {
   if (dropped > 0) core_.metrics.spans_dropped.add(static_cast<double>(dropped));
 }
 
-void Visit::write_line() const {
+void Visit::write_line(AccessLog& log) const {
   const RequestNotes& notes = exchange_.notes;
   const TokenUsage usage = notes.best_usage();
   AccessRecord record;
@@ -157,7 +157,7 @@ void Visit::write_line() const {
   record.prompt_tokens = usage.prompt_tokens;
   record.output_tokens = usage.output_tokens;
   if (exchange_.trace) record.trace_id = exchange_.trace->trace_id();
-  core_.edge->access_log()->write(record);
+  log.write(record);
 }
 
 }  // namespace kindred::router

@@ -26,7 +26,7 @@ class Visit {
   std::optional<ApiError> charge();
 
  private:
-  void write_line() const;
+  void write_line(AccessLog& log) const;
   void hand_in_spans();
 
   Core& core_;

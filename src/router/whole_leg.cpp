@@ -6,6 +6,19 @@
 #include "router/headers.h"
 
 namespace kindred::router {
+namespace {
+
+// These two for the sake of the stream's frame: what they make on the way would have room in it all the time.
+net::Task<void> read_failure(net::ClientResponse& response, std::string_view request_id, LegFailure& into) {
+  into = co_await read_answer(response, request_id);
+}
+
+net::Task<void> cut_off(Core& core, Exchange& exchange, fleet::WorkerId worker, std::string_view who,
+                        const Error& error) {
+  return exchange.fail(transport_failure(core, worker, who, error));
+}
+
+}  // namespace
 
 net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std::string_view body,
                               net::CancelToken cancel, fleet::LoadGuard* guard) {
@@ -25,7 +38,7 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
   core_->worker_answered(worker, got.status);
   if (exchange_.settings->retry_on.contains(got.status)) {
     if (core_->fleet.role(worker) == Role::kDecode) note_busy(*core_, worker, got);
-    failure_ = co_await read_answer(**response, exchange_.id);
+    co_await read_failure(**response, exchange_.id, failure_);
     co_return false;
   }
   const std::string* type = got.headers.find("Content-Type");
@@ -45,8 +58,9 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
   }
   if (changed_body_ != nullptr) {
     exchange_.scan.prompt = {};
-    exchange_.request.body = std::string();
-    *changed_body_ = std::string();
+    std::string().swap(exchange_.request.body);  // an assignment would keep its memory
+    std::string().swap(*changed_body_);
+    exchange_.request.head.headers = net::Headers();
   }
   RelayResult result = co_await relay_stream(source, *first, exchange_.writer, exchange_.measure(*core_));
   switch (result.end) {
@@ -55,11 +69,7 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
       exchange_.outcome = Outcome::kOk;
       break;
     case RelayEnd::kClientGone: exchange_.cancelled(); break;
-    case RelayEnd::kCut: {
-      LegFailure failure = transport_failure(*core_, worker, who_, result.error);
-      co_await exchange_.fail(std::move(failure));
-      break;
-    }
+    case RelayEnd::kCut: co_await cut_off(*core_, exchange_, worker, who_, result.error); break;
   }
   co_return true;
 }
