@@ -24,7 +24,7 @@ class Scheduler {
         slots_(problem.slots()),
         options_(options),
         held_(size_t{layers_} * ranks_, slots_),
-        total_(ranks_, uint64_t{layers_} * slots_),
+        spare_used_(ranks_, 0),
         busy_batch_(size_t{layers_} * problem.traffic.experts, 0),
         experts_(problem.traffic.experts) {
     for (uint32_t l = 0; l < layers_; ++l) {
@@ -61,7 +61,6 @@ class Scheduler {
   void set_held(uint32_t l, uint32_t r, const std::vector<Ranks>& holders) {
     uint32_t count = 0;
     for (const Ranks& list : holders) count += std::binary_search(list.begin(), list.end(), r) ? 1 : 0;
-    total_[r] -= held(l, r) - count;
     held(l, r) = count;
   }
 
@@ -91,8 +90,7 @@ class Scheduler {
     for (const Wanted& freed : freed_) {
       Ranks& holders = holders_[cell(freed.layer, freed.expert)];
       std::erase(holders, freed.rank);
-      --held(freed.layer, freed.rank);
-      --total_[freed.rank];
+      if (held(freed.layer, freed.rank)-- > slots_) --spare_used_[freed.rank];
     }
   }
 
@@ -148,10 +146,7 @@ class Scheduler {
   }
 
   bool has_room(const Wanted& wanted, bool spare) {
-    const uint32_t here = held(wanted.layer, wanted.rank);
-    if (!spare) return here < slots_;
-    return here < slots_ + options_.spare_experts &&
-           total_[wanted.rank] < uint64_t{layers_} * slots_ + options_.spare_experts;
+    return spare ? spare_used_[wanted.rank] < options_.spare_experts : held(wanted.layer, wanted.rank) < slots_;
   }
 
   // As many as room and links allow.
@@ -169,8 +164,7 @@ class Scheduler {
         freed_.push_back({.layer = wanted.layer, .expert = wanted.expert, .rank = from});
       }
       add_holder(wanted.layer, wanted.expert, wanted.rank);
-      ++held(wanted.layer, wanted.rank);
-      ++total_[wanted.rank];
+      if (++held(wanted.layer, wanted.rank) > slots_) ++spare_used_[wanted.rank];
       any = true;
       return true;
     });
@@ -236,7 +230,7 @@ class Scheduler {
   uint32_t layers_, ranks_, slots_;
   const MigrationOptions& options_;
   std::vector<uint32_t> held_;        // [L, R]: experts there, arrivals of this batch included
-  std::vector<uint64_t> total_;       // [R]: the same over layers
+  std::vector<uint32_t> spare_used_;  // [R]: experts beyond the slots of their layers
   std::vector<uint32_t> busy_batch_;  // [L, E]: the last batch the expert was part of, from 1
   uint32_t experts_;
   std::vector<Ranks> holders_, leaving_;  // [L, E]
