@@ -27,6 +27,8 @@ class TraceFields {
     return 0;
   }
 
+  bool has(std::string_view name) const { return document_.member(document_.root(), name).has_value(); }
+
   double real(std::string_view name, double most) {
     const auto at = document_.member(document_.root(), name);
     const auto value = at ? document_.number(*at) : std::nullopt;
@@ -102,7 +104,7 @@ Result<EngineTrace> parse_trace(std::span<const uint8_t> bytes) {
   out.running = static_cast<uint32_t>(in.integer("running", kMostRequests));
   out.waiting = static_cast<uint32_t>(in.integer("waiting", kMostRequests));
   out.kv_usage = in.real("kv_usage", 1);
-  out.kv_tokens = in.integer("kv_tokens", kMostTraceTokens);
+  if (in.has("kv_tokens")) out.kv_tokens = in.integer("kv_tokens", kMostTraceTokens);
   out.expert_pressure = in.real("expert_pressure", kMostPressure);
   out.received = in.integers("received", kReceived);
   if (!in.status()) return in.status().error();

@@ -33,7 +33,7 @@ struct EngineTrace {
   uint64_t waiting_prefill_tokens = 0;    // of waiting ones, net of prefix hits
   uint32_t running = 0, waiting = 0;      // requests
   double kv_usage = 0;                    // 0..1
-  uint64_t kv_tokens = 0;                 // that its KV has room for; 0: not said
+  uint64_t kv_tokens = 0;                 // that its KV has room for; 0, or left out: not said
   double expert_pressure = 0;             // token equivalents; 0 where expert ranks are off
   std::vector<uint64_t> received;         // dispatch ids of the last requests taken in, newest last
 

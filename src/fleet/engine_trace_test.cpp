@@ -52,11 +52,11 @@ TEST(EngineTrace, SurvivesTheWire) {
   }
 }
 
-TEST(EngineTrace, EveryFieldIsNeededAndNamed) {
+TEST(EngineTrace, EveryFieldButOneIsNeededAndAllAreNamed) {
   for (const auto& [name, value] : sample_json().items()) {
     Json without = sample_json();
     without.erase(name);
-    EXPECT_EQ(fault(without), name);
+    EXPECT_EQ(fault(without), name == "kv_tokens" ? "none" : name);  // which older workers do not say
     for (const Json& wrong : {Json(-1), Json("1"), Json(), Json(true), Json(std::nan("")), Json(-0.5),
                               Json(std::numeric_limits<double>::infinity()), Json::array({-1}), Json::array({1.0})}) {
       Json with = sample_json();
