@@ -50,7 +50,7 @@ std::optional<Decision> MarginalCost::choose(const DecodeSnapshot& snapshot, con
     for (size_t i = 0; i < costs_.size(); ++i) {
       if (costs_[i] <= least + kRounding * std::abs(least)) cheapest.push_back(decision.candidates[i]);
     }
-    decision.candidates = std::move(cheapest);
+    if (!cheapest.empty()) decision.candidates = std::move(cheapest);  // none: a load that is not a number
     decision.reason = Reason::kMarginal;
   } else {
     decision.reason = Reason::kLeastLoaded;
@@ -61,7 +61,9 @@ std::optional<Decision> MarginalCost::choose(const DecodeSnapshot& snapshot, con
 
 // Fills costs_, or says why it cannot.
 FallbackReason MarginalCost::weigh(const DecodeSnapshot& snapshot, const DecodeRequest& request, Decision& decision) {
-  if (request.counts == nullptr || request.counts->tokens == 0) return FallbackReason::kNoCounts;
+  if (request.counts == nullptr || request.counts->tokens == 0 || request.counts->data.empty()) {
+    return FallbackReason::kNoCounts;
+  }
   const expert::ExpertCounts& counts = *request.counts;
   auto inclusion = std::make_shared<const expert::Inclusion>(expert::pack_inclusion(counts, options_.sharpen));
   inclusion_.resize(inclusion->codes.size());
