@@ -38,7 +38,7 @@ struct ExpertControllerOptions;
 
 struct StepLatency {
   uint64_t steps = 0;
-  double p50_ms = 0, p99_ms = 0;  // of the last kSteps of them
+  double p50_ms = 0, p99_ms = 0;  // of the last 1024 of them
 };
 
 class ExpertRanks {
