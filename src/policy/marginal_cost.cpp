@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "expert/inner_product.h"
 
@@ -69,8 +70,6 @@ FallbackReason MarginalCost::weigh(const DecodeSnapshot& snapshot, const DecodeR
   inclusion_.resize(inclusion->codes.size());
   expert::unpack_inclusion(inclusion->codes, inclusion_);
   decision.inclusion = std::move(inclusion);
-  double all_new = 0;  // what the request adds where nobody is
-  for (const float p : inclusion_) all_new += p;
   rows_.clear();
   for (const uint32_t w : decision.candidates) {
     const std::span<const float> unused = snapshot.workers[w].unused;
@@ -80,6 +79,8 @@ FallbackReason MarginalCost::weigh(const DecodeSnapshot& snapshot, const DecodeR
   }
   deltas_.resize(rows_.size());
   expert::dots(inclusion_, rows_, deltas_);
+  double all_new = 0;  // what the request adds where nobody is; an addition a cell is as dear as all products
+  if (rows_.size() < decision.candidates.size()) all_new = std::accumulate(inclusion_.begin(), inclusion_.end(), 0.0);
 
   const auto layers = static_cast<double>(counts.shape.layers.size());
   costs_.clear();
