@@ -274,6 +274,7 @@ fleet::EngineTrace Engine::trace() const {
   trace.running = stats.running_jobs;
   trace.waiting = stats.waiting;
   trace.kv_usage = std::min(1.0, static_cast<double>(stats.kv_used_tokens) / stats.kv_tokens);
+  trace.kv_tokens = stats.kv_tokens;
   trace.received.assign(impl_->received.begin(), impl_->received.end());
   return trace;
 }

@@ -302,13 +302,7 @@ RankTraffic ExpertRanks::window() const { return counts_->window(clock_.now()); 
 
 void ExpertRanks::reset_window() { counts_->reset_window(clock_.now()); }
 
-std::vector<double> ExpertRanks::expert_pressure() const {
-  std::vector<double> pressure = source_pressure(window(), shape_, top_k_);
-  double sum = 0;
-  for (const double p : pressure) sum += p;
-  for (double& p : pressure) p = sum > 0 ? p * static_cast<double>(pressure.size()) / sum : 1;
-  return pressure;
-}
+std::vector<double> ExpertRanks::expert_pressure() const { return source_pressure(window(), shape_, top_k_); }
 
 ExpertRanks::Step::Step(ExpertRanks* ranks) : ranks_(ranks) {
   if (ranks_ == nullptr) return;

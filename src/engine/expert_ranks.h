@@ -82,7 +82,7 @@ class ExpertRanks {
   RankTraffic traffic() const { return counts_->total(); }
   RankTraffic window() const;
   void reset_window();
-  // Per engine, relative to the mean of all: the load on the ranks that it owns (rank_counts.h), over the window.
+  // Per engine, in token equivalents: the load on the ranks that it owns (rank_counts.h), over the window.
   std::vector<double> expert_pressure() const;
   double expert_bytes() const;  // of one expert in one layer, mean
   // From now on placements follow the traffic (expert_controller.h). Once, before others use the ranks. Error:

@@ -37,8 +37,8 @@ struct WorkerOptions {
   std::chrono::milliseconds lease_ttl{30'000};
   size_t body_bytes = 64 * 1024 * 1024;
   std::optional<uint16_t> traces_port;  // where engines' traces are pushed (trace_publisher.h); 0: a free one
-  // Of the engine of that rank, in token equivalents; whoever spreads experts over ranks knows. Called on the
-  // io thread; must not block. Empty: 0.
+  // Of the engine of that rank, in token equivalents. Called on the io thread; must not block. Empty: what the
+  // model's expert ranks say, 0 without any.
   std::function<double(uint32_t rank)> expert_pressure;
 };
 

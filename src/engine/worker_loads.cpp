@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "base/json.h"
+#include "engine/expert_ranks.h"
 #include "engine/worker_impl.h"
 
 namespace kindred::engine {
@@ -97,7 +98,13 @@ fleet::EngineTrace Worker::Impl::trace_of(uint32_t rank) const {
   trace.rank = rank;
   trace.epoch = epoch;
   trace.time_s = clock.unix_time_s();
-  if (options.expert_pressure) trace.expert_pressure = options.expert_pressure(rank);
+  if (options.expert_pressure) {
+    trace.expert_pressure = options.expert_pressure(rank);
+  } else if (const ExpertRanks* ranks = backend->model.ranks()) {
+    // Engines are the sources of the ranks' counts, in the order in which they were opened.
+    const std::vector<double> pressure = ranks->expert_pressure();
+    if (rank < pressure.size()) trace.expert_pressure = pressure[rank];
+  }
   return trace;
 }
 

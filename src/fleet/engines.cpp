@@ -7,11 +7,6 @@
 #include "fleet/fleet.h"
 
 namespace kindred::fleet {
-namespace {
-
-double seconds_since_epoch(const Clock& clock) { return static_cast<double>(clock.unix_seconds()); }
-
-}  // namespace
 
 void Fleet::set_engines(Worker& worker, size_t engines) {
   // Ledgers have a seed each, so that an id of one engine means nothing at another.
@@ -52,7 +47,7 @@ bool Fleet::report_trace(WorkerId id, const EngineTrace& trace) {
   engine.pushed = true;
   engine.epoch = trace.epoch;
   engine.sequence = trace.sequence;
-  engine.skew_s = trace.time_s - seconds_since_epoch(clock_);
+  engine.skew_s = trace.time_s - clock_.unix_time_s();
   engine.ledger->seen(trace.received);
   return true;
 }
