@@ -132,6 +132,7 @@ struct Worker::Impl {
   static net::Task<void> expire_leases(std::weak_ptr<Impl> weak, std::shared_ptr<net::asio::steady_timer> timer);
   void show_leases();
   void sample_rates();
+  void show_expert_pressure();
   void count_request(std::string_view path, int status);
 
   // Engines.

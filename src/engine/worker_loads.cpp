@@ -115,6 +115,16 @@ void Worker::Impl::sample_rates() {
   }
 }
 
+void Worker::Impl::show_expert_pressure() {
+  if (!backend) return;
+  for (uint32_t rank = 0; rank < backend->engines.size(); ++rank) {
+    registry
+        .gauge("kindred_expert_pressure", "Expert load, in token equivalents; 0 where experts are not spread.",
+               {{"model_name", backend->model.info().name}, {"engine", std::to_string(rank)}})
+        .set(options.expert_pressure ? options.expert_pressure(rank) : 0);
+  }
+}
+
 Task<void> Worker::Impl::loads(Exchange& x) {
   const std::vector<Engine*>& engines = backend->engines;
   std::optional<uint32_t> only;
