@@ -1,5 +1,6 @@
 // Requests to engines: pins, and what was sent and not yet seen.
 
+#include "base/bytes.h"
 #include "router/engine_testing.h"
 #include "router/reload.h"
 #include "router/sglang_flow.h"
