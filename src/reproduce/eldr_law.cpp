@@ -11,18 +11,21 @@
 namespace kindred::reproduce {
 namespace {
 
-const std::array<EldrModel, 3> kModels = {{{"qwen", "Qwen3-30B-A3B", 48, 128, 8},
-                                           {"gptoss", "GPT-OSS-120B", 36, 128, 4},
-                                           {"gemma", "Gemma-4-26B-A4B", 30, 128, 8}}};
+// Shares of peak bandwidth: means of those that `profiles/` have for H100, H200 and B200 (bytes of an expert / (b x peak
+// bandwidth)): 0.91, 0.89 and 0.90 for Qwen3-30B-A3B's 16 bits; 0.78, 0.56 and 0.60 for GPT-OSS-120B's MXFP4.
+constexpr double kShare16 = 0.90, kShareMxfp4 = 0.65;
+// Bytes: Qwen3 3 x 2048 x 768 in 16 bits; GPT-OSS-120B 3 x 2880 x 2880 at 4.25 bits; Gemma-4-26B-A4B: about 24 of its
+// 26 billion parameters are experts, in 30 x 128, in 16 bits.
+const std::array<EldrModel, 3> kModels = {{{"qwen", "Qwen3-30B-A3B", 48, 128, 8, 9.44e6, kShare16},
+                                           {"gptoss", "GPT-OSS-120B", 36, 128, 4, 13.2e6, kShareMxfp4},
+                                           {"gemma", "Gemma-4-26B-A4B", 30, 128, 8, 12.5e6, kShare16}}};
+constexpr double kBytesPerUs = 5.3e6;  // of an MI300X's memory
 
 constexpr uint32_t kLargestGraph = 512;
 // An assumption: what KV of a token takes, and a link of 50 GB/s. 512 tokens are a millisecond, of which a request's
 // TPOT sees 1/511.
 constexpr double kKvBytesPerToken = 100e3, kLinkBytesPerS = 50e9;
 constexpr uint32_t kDraws = 64;  // batches that mixed_experts looks at
-// A sequence more: reading its KV (about 500 tokens of kKvBytesPerToken at 60 % of 5.3 TB/s: 16 us) and its part of
-// dense products, whose weights are read anyway (about 4 us).
-constexpr double kTokenUs = 20;
 constexpr double kLeastShare = 0.1;  // a row that runs a class less often says nothing of it
 
 // Of round-robin among 16: every sixteenth arrival of a Poisson process, so the number in service scatters with a
@@ -167,9 +170,10 @@ Result<LawFit> fit_law(const EldrModel& model, std::span<const EldrRow> round_ro
   for (const EldrRow& row : out.rows) rates.insert(row.rate);
   if (rates.size() < 3) return invalid("round-robin rows of " + model.key + " at fewer than three rates", "rows");
   struct Point {
-    double batch, experts, experts_ms;  // experts: over all layers; experts_ms: of a step, without the token's part
+    double batch, graph, experts_ms, rest_ms;  // of a step: experts by bandwidth alone, and what is left
     double weight;
   };
+  out.law.expert_us = model.expert_bytes / (kBytesPerUs * model.bandwidth_share);
   std::vector<Point> points;
   for (const EldrRow& row : out.rows) {
     const double batch = double{1} * row.rate / kDecodeWorkers * (kOutputTokens - 1) * row.tpot50_ms * 1e-3;
@@ -178,33 +182,30 @@ Result<LawFit> fit_law(const EldrModel& model, std::span<const EldrRow> round_ro
       graph += weight * captured_size(n);
       weights += weight;
     });
+    const double experts = model.layers * at(mixed[static_cast<size_t>(row.workload)], batch);
+    const double experts_ms = 1e-3 * out.law.expert_us * experts;
     points.push_back({.batch = batch,
-                      .experts = model.layers * at(mixed[static_cast<size_t>(row.workload)], batch),
-                      .experts_ms = row.tpot50_ms - 1e-3 * kTokenUs * graph / weights,
+                      .graph = graph / weights,
+                      .experts_ms = experts_ms,
+                      .rest_ms = row.tpot50_ms - experts_ms,
                       .weight = 1 / (row.tpot50_ms * row.tpot50_ms)});
   }
   double w = 0, wx = 0, wy = 0, wxx = 0, wxy = 0;
   for (const Point& p : points) {
     w += p.weight;
-    wx += p.weight * p.experts;
-    wy += p.weight * p.experts_ms;
-    wxx += p.weight * p.experts * p.experts;
-    wxy += p.weight * p.experts * p.experts_ms;
+    wx += p.weight * p.graph;
+    wy += p.weight * p.rest_ms;
+    wxx += p.weight * p.graph * p.graph;
+    wxy += p.weight * p.graph * p.rest_ms;
   }
-  const double slope = (w * wxy - wx * wy) / (w * wxx - wx * wx);
-  out.law.fixed_ms = (wy - slope * wx) / w;
-  if (out.law.fixed_ms < 0) {  // nothing takes less than no time
-    out.law.fixed_ms = 0;
-    out.law.expert_us = 1e3 * wxy / wxx;
-  } else {
-    out.law.expert_us = 1e3 * slope;
-  }
-  out.law.token_us = kTokenUs;
+  const double slope = std::max(0.0, (w * wxy - wx * wy) / (w * wxx - wx * wx));
+  out.law.fixed_ms = std::max(0.0, (wy - slope * wx) / w);
+  out.law.token_us = 1e3 * slope;
 
   std::array<double, kTunedSizes.size()> sums{}, shares{};
   std::array<bool, kTunedSizes.size()> known{};
   for (const Point& p : points) {
-    const double kernel = (p.experts_ms - out.law.fixed_ms) / (1e-3 * out.law.expert_us * p.experts);
+    const double kernel = 1 + (p.rest_ms - out.law.fixed_ms - slope * p.graph) / p.experts_ms;
     const auto of = class_shares(p.batch);
     for (size_t c = 0; c < of.size(); ++c) {
       if (of[c] < kLeastShare) continue;

@@ -3,11 +3,11 @@
 // Decode runs captured graphs, padded to the next captured size g of vLLM's default list, so a step's kernels are
 // those of g tokens, whatever the batch:
 //   step = fixed + token * g + sum over layers of expert * |U_l| * kernel(g)
-// `expert` is fetching an expert's weights: ELDR's figure 2 says that a layer's time follows |U| and not the batch.
-// `token` is what attention and projections take for one more sequence; it cannot be told from |U| by how both grow
-// with the rate, so it is taken from physics (eldr_law.cpp). kernel(g), about 1, says how well the experts' kernel is
-// tuned for g tokens: vLLM picks its tile sizes by the nearest of a few numbers of tokens (kTunedSizes). A TPOT that
-// falls while the rate rises is what such a choice looks like: the batch, and with it |U|, is larger all the same.
+// `expert` is fetching an expert's weights (ELDR's law; its figure 2: a layer's time follows |U| and not the batch), by
+// the memory's bandwidth: how it and how the batch grow with the rate cannot be told apart in round-robin's rows.
+// kernel(g), about 1, says how well the experts' kernel is tuned for g tokens: vLLM picks its tile sizes by the nearest
+// of a few numbers of tokens (kTunedSizes). A TPOT that falls while the rate rises is what such a choice looks like:
+// the batch, and with it |U|, is larger all the same.
 // Prefill: fixed + token * prompt tokens (eager kernels, no graphs).
 //
 // Thread-safety: const after construction.
@@ -28,8 +28,10 @@ namespace kindred::reproduce {
 struct EldrModel {
   std::string key, name;
   uint32_t layers = 0, experts = 0, top_k = 0;
+  double expert_bytes = 0;     // of one expert of one layer
+  double bandwidth_share = 0;  // of the memory's peak, that the kernels of such weights reach
 };
-// The three of the main tables. Layers and experts are the artifact's; top-k is the models' own.
+// The three of the main tables. Layers and experts are the artifact's; top-k and sizes are the models' own.
 std::span<const EldrModel> eldr_models();
 
 inline constexpr uint32_t kOutputTokens = 512;  // of every request, the first one made by the prefill worker
@@ -75,8 +77,8 @@ struct LawFit {
 };
 // To the median TPOT of round-robin rows of one model. `mixed` by workload. A worker holds rate / 16 * 511 * TPOT
 // requests (Little), a number that scatters as round-robin of Poisson arrivals does; so each row says what a step takes
-// at a known batch and |U|. fixed and expert are the straight line through them (least squares of relative errors);
-// what a row is off is its kernels'. Error: kInvalid without rows at three rates or more.
+// at a known batch and |U|. expert is known; fixed and token are the straight line through the rest (least squares of
+// relative errors); what a row is off is its kernels'. Error: kInvalid without rows at three rates or more.
 Result<LawFit> fit_law(const EldrModel& model, std::span<const EldrRow> round_robin,
                        const std::array<std::vector<double>, 2>& mixed);
 // What the law says of round-robin's median TPOT.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <thread>
 
@@ -16,14 +15,6 @@ namespace {
 constexpr double kPrefillTokenUs = 20;
 constexpr uint32_t kVariantRate = 60;  // of the published ablations
 constexpr std::string_view kScalingModel = "qwen";
-
-// Bytes of an expert's weights; what one model's law says of another goes by them. From the models' published sizes:
-// Qwen3 3 x 2048 x 768 in 16 bits; GPT-OSS-120B 117 of 120 billion parameters in 36 x 128 experts at 4.25 bits;
-// Gemma-4-26B-A4B about 24 of 26 billion in 30 x 128 at 16 bits.
-const std::map<std::string, double>& expert_bytes() {
-  static const std::map<std::string, double> bytes = {{"qwen", 9.44e6}, {"gptoss", 13.5e6}, {"gemma", 12.5e6}};
-  return bytes;
-}
 
 struct Job {
   Predicted about;
@@ -195,8 +186,10 @@ Status EldrRunner::run_model(const EldrModel& model, Traffics& traffics) {
   if (from.model == model.key) return {};
   DecodeLaw law = from.fit.law;
   const auto& from_model = *std::ranges::find(eldr_models(), from.model, &EldrModel::key);
-  law.fixed_ms *= double{1} * model.layers / from_model.layers;
-  law.expert_us *= expert_bytes().at(model.key) / expert_bytes().at(from.model);
+  const double layers = double{1} * model.layers / from_model.layers;
+  law.fixed_ms *= layers;
+  law.token_us *= layers;
+  law.expert_us = fit.fit.law.expert_us;  // of the hardware, not of any row
   const auto blind = std::make_shared<const EldrCost>(law, fit.prefill);
   EldrTraffic& task = *traffics.of[0];
   if (Status ok = make_cohorts(task); !ok) return ok;

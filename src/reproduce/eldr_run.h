@@ -39,8 +39,8 @@ struct EldrModelFit {
 struct EldrReproduction {
   std::vector<EldrModelFit> fits;
   // Main ones; at 60 requests a second "tau 0", "tau 0.2", "tau 0.3", "vanilla" and, for rr and eldr, "shuffled"; for
-  // qwen's task "8D" and "24D"; for task "by qwen": rr and eldr with the first model's law, of which only the bytes of
-  // an expert and the number of layers are changed.
+  // qwen's task "8D" and "24D"; for task "by qwen": rr and eldr by the first model's law, scaled to this one's layers,
+  // with this one's experts.
   std::vector<Predicted> cells;
 };
 

@@ -59,7 +59,7 @@ TEST(EldrLaw, FindsALawAgain) {
     mixed[0].push_back(128 * (1 - std::pow(1 - 8.0 / 128, n)));
     mixed[1].push_back(0.95 * mixed[0].back());
   }
-  DecodeLaw law{.fixed_ms = 5, .token_us = 20, .expert_us = 3, .kernel = {}};
+  DecodeLaw law{.fixed_ms = 5, .token_us = 60, .expert_us = model.expert_bytes / (5.3e6 * model.bandwidth_share), .kernel = {}};
   law.kernel.fill(1);
   std::vector<EldrRow> rows;
   for (const Workload workload : kWorkloads) {
@@ -75,8 +75,8 @@ TEST(EldrLaw, FindsALawAgain) {
   }
   const auto fit = fit_law(model, rows, mixed);
   ASSERT_TRUE(fit) << fit.error().message;
-  EXPECT_NEAR(fit->law.expert_us, 3, 0.1);
-  EXPECT_NEAR(fit->law.fixed_ms, 5, 0.5);
+  EXPECT_NEAR(fit->law.token_us, 60, 3);
+  EXPECT_NEAR(fit->law.fixed_ms, 5, 0.3);
   EXPECT_LT(fit->rms, 0.01);
   for (const double kernel : fit->law.kernel) EXPECT_NEAR(kernel, 1, 0.05);
   rows.resize(2);
