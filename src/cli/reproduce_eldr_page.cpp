@@ -322,7 +322,8 @@ Status write_eldr_page(const std::string& folder, const std::string& tables, con
   page +=
       "\"Apart\" is the difference between predicted and measured improvement (aim: 3 points). Policies are ordered "
       "alike where both put two of them in the same order; pairs measured within 1 % of each other are left out, as "
-      "repeats differ by 0.8 to 3.0 %.\n\n## The law\n\n" +
+      "repeats differ by 0.8 to 3.0 %. Means over rates are closer than single rates, whose errors have both signs: "
+      "see the cells.\n\n## The law\n\n" +
       markdown_table(law_rows(run)) + "\n## Assumptions\n\n" + assumptions() +
       "\n## Cells\n\nRound-robin: predicted / "
       "measured median TPOT. Others: predicted / measured change against round-robin. In brackets the error of the "
