@@ -21,9 +21,8 @@ constexpr std::string_view kVllm27Name = "vllm-0.27";
 constexpr std::string_view kTotalTokensName = "total-tokens";
 constexpr std::string_view kLeastLoadName = "least-load";
 constexpr std::string_view kReplayName = "replay";
-constexpr auto kNames =
-    std::to_array<std::string_view>({kPressureName, kRoundRobinName, kRequestCountName, kVllm21Name, kVllm27Name,
-                                     kTotalTokensName, kLeastLoadName, kReplayName});
+constexpr auto kNames = std::to_array<std::string_view>({kPressureName, kRoundRobinName, kRequestCountName, kVllm21Name,
+                                                         kVllm27Name, kTotalTokensName, kLeastLoadName, kReplayName});
 // A full cache would be infinitely far away, and so would all be that are full.
 constexpr double kFullest = 0.999;
 
@@ -36,7 +35,9 @@ std::vector<uint32_t> available_engines(std::span<const EngineView> engines) {
 }
 
 // As others count: requests there, by the trace and what was sent since, or by the ledger alone.
-double running(const EngineView& engine) { return engine.trace == TraceState::kFresh ? engine.running : engine.in_flight; }
+double running(const EngineView& engine) {
+  return engine.trace == TraceState::kFresh ? engine.running : engine.in_flight;
+}
 double waiting(const EngineView& engine) { return engine.trace == TraceState::kFresh ? engine.waiting : 0; }
 double unseen(const EngineView& engine) { return engine.trace == TraceState::kFresh ? engine.unseen : 0; }
 

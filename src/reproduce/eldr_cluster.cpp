@@ -143,7 +143,7 @@ Result<std::shared_ptr<const expert::CohortModel>> EldrTraffic::cohorts(Cohorts 
 }
 
 Result<std::shared_ptr<const expert::CohortModel>> EldrTraffic::domain_cohorts(const expert::CohortModel& fitted,
-                                                                              uint32_t workers) const {
+                                                                               uint32_t workers) const {
   const std::vector<double> shares = domain_shares(workload_);
   const size_t dims = fitted.dims();
   std::vector<std::vector<double>> sums(shares.size(), std::vector<double>(dims, 0));

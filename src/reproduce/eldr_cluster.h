@@ -54,7 +54,7 @@ class EldrTraffic {
       : model_(model), workload_(workload), options_(options) {}
   Status calibrate();
   Result<std::shared_ptr<const expert::CohortModel>> domain_cohorts(const expert::CohortModel& fitted,
-                                                                   uint32_t workers) const;
+                                                                    uint32_t workers) const;
 
   EldrModel model_;
   Workload workload_;

@@ -11,8 +11,8 @@
 namespace kindred::reproduce {
 namespace {
 
-// Shares of peak bandwidth: means of those that `profiles/` have for H100, H200 and B200 (bytes of an expert / (b x peak
-// bandwidth)): 0.91, 0.89 and 0.90 for Qwen3-30B-A3B's 16 bits; 0.78, 0.56 and 0.60 for GPT-OSS-120B's MXFP4.
+// Shares of peak bandwidth: means of those that `profiles/` have for H100, H200 and B200 (bytes of an expert / (b x
+// peak bandwidth)): 0.91, 0.89 and 0.90 for Qwen3-30B-A3B's 16 bits; 0.78, 0.56 and 0.60 for GPT-OSS-120B's MXFP4.
 constexpr double kShare16 = 0.90, kShareMxfp4 = 0.65;
 // Bytes: Qwen3 3 x 2048 x 768 in 16 bits; GPT-OSS-120B 3 x 2880 x 2880 at 4.25 bits; Gemma-4-26B-A4B: about 24 of its
 // 26 billion parameters are experts, in 30 x 128, in 16 bits.
@@ -25,7 +25,7 @@ constexpr uint32_t kLargestGraph = 512;
 // An assumption: what KV of a token takes, and a link of 50 GB/s. 512 tokens are a millisecond, of which a request's
 // TPOT sees 1/511.
 constexpr double kKvBytesPerToken = 100e3, kLinkBytesPerS = 50e9;
-constexpr uint32_t kDraws = 64;  // batches that mixed_experts looks at
+constexpr uint32_t kDraws = 64;      // batches that mixed_experts looks at
 constexpr double kLeastShare = 0.1;  // a row that runs a class less often says nothing of it
 
 // Of round-robin among 16: every sixteenth arrival of a Poisson process, so the number in service scatters with a
@@ -219,8 +219,7 @@ Result<LawFit> fit_law(const EldrModel& model, std::span<const EldrRow> round_ro
 
   double sum = 0;
   for (const EldrRow& row : out.rows) {
-    out.predicted_ms.push_back(
-        round_robin_tpot_ms(out.law, model, row.rate, mixed[static_cast<size_t>(row.workload)]));
+    out.predicted_ms.push_back(round_robin_tpot_ms(out.law, model, row.rate, mixed[static_cast<size_t>(row.workload)]));
     sum += std::pow(out.predicted_ms.back() / row.tpot50_ms - 1, 2);
   }
   out.rms = std::sqrt(sum / static_cast<double>(out.rows.size()));

@@ -27,8 +27,8 @@ Result<std::vector<EldrRow>> read_eldr_rows(const std::string& path, Workload wo
   if (!text) return std::move(text).error();
   const auto table = sim::CsvTable::parse(*std::move(text), path);
   if (!table) return table.error();
-  constexpr std::array kNames = {"setting", "policy", "variant", "rate", "tpot50_ms", "tpot95_ms", "tpot99_ms",
-                                 "ttft50_ms"};
+  constexpr std::array kNames = {"setting",   "policy",    "variant",   "rate",
+                                 "tpot50_ms", "tpot95_ms", "tpot99_ms", "ttft50_ms"};
   std::array<size_t, kNames.size()> columns{};
   for (size_t i = 0; i < kNames.size(); ++i) {
     const Result<size_t> column = table->column(kNames[i]);

@@ -59,7 +59,8 @@ TEST(EldrLaw, FindsALawAgain) {
     mixed[0].push_back(128 * (1 - std::pow(1 - 8.0 / 128, n)));
     mixed[1].push_back(0.95 * mixed[0].back());
   }
-  DecodeLaw law{.fixed_ms = 5, .token_us = 60, .expert_us = model.expert_bytes / (5.3e6 * model.bandwidth_share), .kernel = {}};
+  DecodeLaw law{
+      .fixed_ms = 5, .token_us = 60, .expert_us = model.expert_bytes / (5.3e6 * model.bandwidth_share), .kernel = {}};
   law.kernel.fill(1);
   std::vector<EldrRow> rows;
   for (const Workload workload : kWorkloads) {

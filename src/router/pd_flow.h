@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "expert/counts.h"
-#include "router/engine_leg.h"
 #include "router/decide.h"
+#include "router/engine_leg.h"
 #include "router/exchange.h"
 #include "router/lease.h"
 #include "router/prefill_reply.h"
