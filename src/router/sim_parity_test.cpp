@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "base/rng.h"
+#include "router/leg_load.h"
 #include "router/request_scan.h"
 #include "router/testing.h"
 #include "sim/dispatch.h"
@@ -30,9 +31,13 @@ class SimParity : public RouterTest {
     bool handed = false, ended = false;
   };
 
-  void prepare(const char* prefill, const char* decode) {
+  // `engine`: the policy that chooses for prompts instead of `prefill`, or null.
+  void prepare(const char* prefill, const char* decode, const char* engine) {
     options_.prefill_policy.name = prefill;
     options_.decode_policy.name = decode;
+    options_.engines.on = engine != nullptr;
+    if (engine != nullptr) options_.engines.policy.name = engine;
+    options_.engines.trace_max_age_ms = 1h;  // neither clock is the other's
     options_.slow_start_ms = 0ms;  // it depends on the time, which is not the same in both
     options_.cohorts = cohort_file({0, 1, 2, 3});
     for (uint32_t i = 0; i < kPrefillWorkers; ++i) hold(add(Role::kPrefill));
@@ -44,6 +49,7 @@ class SimParity : public RouterTest {
     with.fleet = fleet_options(options_);
     with.prefill = options_.prefill_policy;
     with.decode = options_.decode_policy;
+    if (options_.engines.on) with.engine = options_.engines.policy;
     with.cohorts = std::make_shared<const expert::CohortModel>(*std::move(cohorts));
     auto made = sim::Dispatcher::make(sim_clock_, with);
     ASSERT_TRUE(made) << made.error().message;
@@ -92,6 +98,7 @@ class SimParity : public RouterTest {
     traveller.body = R"({"model":"m","stream":true,"messages":[{"role":"user","content":"prompt )" +
                      std::to_string(prompt) + R"("}]})";
     travellers_.push_back(std::move(made));
+    traveller.body.insert(traveller.body.find("prompt"), std::string(prompt * 800, 'x'));  // they differ in length
     const std::string label = "domain-" + std::to_string(expert);
     traveller.client = open("POST", "/v1/chat/completions", traveller.body,
                             "X-Request-Id: " + traveller.id + "\r\nX-Kindred-Domain: " + label + "\r\n");
@@ -99,6 +106,7 @@ class SimParity : public RouterTest {
     ASSERT_TRUE(scan);
     traveller.routed.key = std::string(scan->prompt);
     traveller.routed.label = label;
+    traveller.routed.prompt_tokens = static_cast<uint32_t>(prefill_load(*scan).tokens);
     const std::optional<sim::Destination> chosen = simulated_->prefill(traveller.routed);
     ASSERT_TRUE(chosen);
     ASSERT_EQ(seen(traveller, "prefill"), chosen->worker) << traveller.id;
@@ -127,6 +135,17 @@ class SimParity : public RouterTest {
     ASSERT_TRUE(eventually([&] { return in_flight() == under_way(); }));
   }
 
+  // The same trace of a prefill worker's engine to both.
+  void trace(uint32_t worker, uint64_t waiting_tokens, double kv_usage) {
+    fleet::EngineTrace trace;
+    trace.sequence = ++sequence_;
+    trace.waiting = 1;
+    trace.waiting_prefill_tokens = waiting_tokens;
+    trace.kv_usage = kv_usage;
+    EXPECT_TRUE(router_->core().fleet.report_trace(worker, trace));
+    EXPECT_TRUE(simulated_->fleet().report_trace(worker, trace));
+  }
+
   // A decode worker that has nothing to do dies, is missed, and comes back.
   void outage(size_t worker, uint32_t meanwhile) {
     fakes_[worker]->kill();
@@ -151,16 +170,17 @@ class SimParity : public RouterTest {
   }
 
   // The same events to both, drawn at random; every decision is the same.
-  void compare(const char* prefill, const char* decode);
+  void compare(const char* prefill, const char* decode, const char* engine = nullptr);
 
   sim::SimClock sim_clock_;
   std::unique_ptr<sim::Dispatcher> simulated_;
   std::vector<std::unique_ptr<Traveller>> travellers_;
   size_t compared_ = 0;
+  uint64_t sequence_ = 0;
 };
 
-void SimParity::compare(const char* prefill, const char* decode) {
-  prepare(prefill, decode);
+void SimParity::compare(const char* prefill, const char* decode, const char* engine) {
+  prepare(prefill, decode, engine);
   ASSERT_FALSE(HasFatalFailure());
   Rng rng(11);
   travellers_.reserve(256);
@@ -169,6 +189,9 @@ void SimParity::compare(const char* prefill, const char* decode) {
     for (const auto& traveller : travellers_) {
       if (traveller->ended) continue;
       (traveller->handed ? decoding : prefilling).push_back(traveller.get());
+    }
+    if (engine != nullptr && step % 3 == 0) {
+      trace(static_cast<uint32_t>(rng.below(kPrefillWorkers)), rng.below(8'000), 0.8 + 0.2 * rng.uniform());
     }
     const uint64_t what = rng.below(3);
     if (what == 1 && !prefilling.empty()) {
@@ -200,6 +223,9 @@ TEST_F(SimParity, RoundRobin) { compare("round-robin", "round-robin"); }
 TEST_F(SimParity, PowerOfTwo) { compare("prefix-hash", "power-of-two"); }
 TEST_F(SimParity, Random) { compare("least-loaded", "random"); }
 TEST_F(SimParity, Domain) { compare("round-robin", "domain"); }
+TEST_F(SimParity, Pressure) { compare("prefix-hash", "least-loaded", "pressure"); }
+TEST_F(SimParity, RequestCount) { compare("prefix-hash", "least-loaded", "request-count"); }
+TEST_F(SimParity, Vllm) { compare("prefix-hash", "least-loaded", "vllm-0.27"); }
 TEST_F(SimParity, MarginalCost) { compare("prefix-hash", "marginal-cost"); }
 
 }  // namespace
