@@ -7,8 +7,8 @@
 
 namespace kindred::place {
 
-Rebalancer::Rebalancer(Problem setup, RebalanceOptions options)
-    : setup_(std::move(setup)), options_(std::move(options)) {
+Rebalancer::Rebalancer(Problem setup, const RebalanceOptions& options)
+    : setup_(std::move(setup)), options_(options) {
   KINDRED_CHECK(options_.windows >= 1 && !setup_.old.empty());
 }
 

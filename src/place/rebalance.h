@@ -36,7 +36,7 @@ struct Rebalance {
 class Rebalancer {
  public:
   // `setup`: all of a problem but its traffic; setup.old is the placement now. `options.windows` must be 1 or more.
-  Rebalancer(Problem setup, RebalanceOptions options);
+  Rebalancer(Problem setup, const RebalanceOptions& options);
 
   // One window's traffic, of one shape every time. Error: what solve() and plan_migration() say. A window without any
   // tokens is none, and changes nothing.
