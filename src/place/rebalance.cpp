@@ -7,8 +7,7 @@
 
 namespace kindred::place {
 
-Rebalancer::Rebalancer(Problem setup, const RebalanceOptions& options)
-    : setup_(std::move(setup)), options_(options) {
+Rebalancer::Rebalancer(Problem setup, const RebalanceOptions& options) : setup_(std::move(setup)), options_(options) {
   KINDRED_CHECK(options_.windows >= 1 && !setup_.old.empty());
 }
 
