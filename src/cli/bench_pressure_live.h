@@ -1,0 +1,49 @@
+// `kindred bench pressure --live`: the same question as the simulations, asked of processes. A worker with several
+// paced engines (one for each order of queues that is compared), and for each run a fresh router in front of it; all
+// policies get the same prompts at the same times, and take turns.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/bench_pressure.h"
+
+namespace kindred::cli {
+
+// Of a step, prompt and output tokens together: small enough that a long prompt takes several steps.
+inline constexpr int64_t kLiveTokenBudget = 128;
+inline constexpr int64_t kLiveOutputTokens = 16;
+
+struct PressureLive {
+  // One set-up, whose highest rate is 1: `loads` are shares of what the engines can do with a mix, or requests a second
+  // if rates were asked for.
+  PressureGrid grid;
+  std::vector<double> capacity_per_s;      // [mix]: requests, of all engines
+  std::vector<double> mean_prompt_tokens;  // [mix], as it is drawn
+  bool rates_given = false;
+  std::string pace;           // the profile's name
+  double step_s = 0;          // a full step, by the profile
+  double token_scale = 1;     // of lengths, and of pressure's constants in tokens
+  policy::PressureOptions pressure;  // as the routers got it
+  size_t requests = 0;
+  double measured_prompt_tokens = 0;  // mean, as the worker counted them
+  double paced_steps = 0, pace_overruns = 0;
+  std::string first_error;  // of the requests that failed
+
+  double rate(size_t mix, size_t load) const {
+    return grid.loads[load] * (rates_given ? 1 : capacity_per_s[mix]);
+  }
+  double overrun_share() const { return paced_steps > 0 ? pace_overruns / paced_steps : 0; }
+};
+
+// `bench` with what --live takes for what was left out: mixes, policies, model, pace profile. Error: kInvalid, naming
+// the flag: what only the simulations know, rates that are none, unknown policies.
+Result<PressureBench> live_pressure_bench(PressureBench bench);
+Result<PressureLive> run_pressure_live(const PressureBench& bench, std::vector<PressureArm> arms);
+
+std::string pressure_live_text(const PressureLive& live, const Machine& machine);
+Json pressure_live_json(const PressureLive& live);
+
+}  // namespace kindred::cli
