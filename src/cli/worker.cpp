@@ -28,6 +28,7 @@
 #include "engine/engine_set.h"
 #include "engine/expert_controller.h"
 #include "engine/expert_ranks.h"
+#include "engine/memory.h"
 #include "engine/model.h"
 #include "engine/worker.h"
 

@@ -4,7 +4,6 @@
 #include <llama.h>
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 #include <thread>
 
@@ -56,17 +55,6 @@ Result<EngineSet> EngineSet::start(const Model& model, EngineOptions options, ui
     set.pointers_.push_back(set.engines_.back().get());
   }
   return set;
-}
-
-std::optional<uint64_t> available_memory_bytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string name, unit;
-  uint64_t kilobytes = 0;
-  while (file >> name >> kilobytes) {
-    if (name == "MemAvailable:") return kilobytes * 1024;
-    std::getline(file, unit);
-  }
-  return std::nullopt;
 }
 
 }  // namespace kindred::engine

@@ -32,7 +32,4 @@ class EngineSet {
   std::vector<Engine*> pointers_;
 };
 
-// Memory that can be had without swapping; nothing where the system does not say.
-std::optional<uint64_t> available_memory_bytes();
-
 }  // namespace kindred::engine

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <regex>
 
 #include "engine/expert_controller.h"
 #include "engine/gguf_file.h"
 #include "engine/gguf_handle.h"
+#include "engine/memory.h"
 #include "engine/rank_device.h"
 #include "engine/rank_topology.h"
 
@@ -32,16 +32,6 @@ std::optional<uint32_t> layer_of(std::string_view name) {
   uint32_t layer = 0;
   const auto [end, error] = std::from_chars(name.data() + 4, name.data() + name.size(), layer);
   return error == std::errc() ? std::optional(layer) : std::nullopt;
-}
-
-// What the kernel would give without swapping; 0: it does not say.
-uint64_t available_memory_bytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string key, unit;
-  for (uint64_t kib = 0; file >> key >> kib; std::getline(file, unit)) {
-    if (key == "MemAvailable:") return kib * 1024;
-  }
-  return 0;
 }
 
 // Copies of each rank's part of a tensor, made on its own thread, so that its memory is near it.
@@ -128,7 +118,7 @@ Result<std::unique_ptr<ExpertRanks>> ExpertRanks::prepare(const std::string& mod
         "expert_ranks");
   }
   if (options.moves_per_step == 0) return invalid("expert_moves_per_step: at least 1", "expert_moves_per_step");
-  const uint64_t available = options.memory_bytes > 0 ? options.memory_bytes : available_memory_bytes();
+  const uint64_t available = options.memory_bytes > 0 ? options.memory_bytes : available_memory_bytes().value_or(0);
   if (available > 0 && head->bytes > available) {
     return Error{ErrorCode::kExhausted,
                  fmt::format("{}: the experts need {} MB in the ranks' memory, {} MB are available", model_path,

@@ -186,6 +186,7 @@ Task<void> Worker::Impl::health(Exchange& x) {
 Task<void> Worker::Impl::metrics_page(Exchange& x) {
   show_leases();
   show_experts();
+  show_expert_pressure();
   const std::string page = registry.render();
   co_await send(x, 200, "text/plain; version=0.0.4; charset=utf-8", page);
 }

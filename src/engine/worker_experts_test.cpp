@@ -16,7 +16,7 @@ class WorkerExpertsTest : public ::testing::Test {
     ASSERT_TRUE(model.ok()) << model.error().message;
     model_ = std::move(*model);
     loop_ = std::make_unique<Loop>();
-    node_ = std::make_unique<Node>(*loop_, role(Role::kBoth), Node::small(), *model_);
+    node_ = std::make_unique<Node>(*loop_, role(Role::kBoth), Node::small(), 1, *model_);
   }
   static void TearDownTestSuite() {
     node_.reset();

@@ -138,6 +138,7 @@ struct Worker::Impl {
   net::Task<void> placement_post(Exchange& x);
   net::Task<void> placement_delete(Exchange& x);
   void show_experts();
+  void show_expert_pressure();
   void count_request(std::string_view path, int status);
 
   // Engines.
@@ -145,6 +146,7 @@ struct Worker::Impl {
   Status read_placement(Exchange& x) const;
   Engine& engine_for(const Exchange& x);
   fleet::EngineTrace trace_of(uint32_t rank) const;
+  double expert_pressure(uint32_t rank) const;
 
   // Generation.
   net::Task<void> chat(Exchange& x);

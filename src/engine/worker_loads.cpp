@@ -98,14 +98,17 @@ fleet::EngineTrace Worker::Impl::trace_of(uint32_t rank) const {
   trace.rank = rank;
   trace.epoch = epoch;
   trace.time_s = clock.unix_time_s();
-  if (options.expert_pressure) {
-    trace.expert_pressure = options.expert_pressure(rank);
-  } else if (const ExpertRanks* ranks = backend->model.ranks()) {
-    // Engines are the sources of the ranks' counts, in the order in which they were opened.
-    const std::vector<double> pressure = ranks->expert_pressure();
-    if (rank < pressure.size()) trace.expert_pressure = pressure[rank];
-  }
+  trace.expert_pressure = expert_pressure(rank);
   return trace;
+}
+
+double Worker::Impl::expert_pressure(uint32_t rank) const {
+  if (options.expert_pressure) return options.expert_pressure(rank);
+  const ExpertRanks* ranks = backend->model.ranks();
+  if (ranks == nullptr) return 0;
+  // Engines are the sources of the ranks' counts, in the order in which they were opened.
+  const std::vector<double> pressure = ranks->expert_pressure();
+  return rank < pressure.size() ? pressure[rank] : 0;
 }
 
 // Each second.
@@ -119,6 +122,16 @@ void Worker::Impl::sample_rates() {
     if (seconds > 0) rate.tokens_per_s = static_cast<double>(generated - rate.generated) / seconds;
     rate.at = now;
     rate.generated = generated;
+  }
+}
+
+void Worker::Impl::show_expert_pressure() {
+  if (!backend) return;
+  for (uint32_t rank = 0; rank < backend->engines.size(); ++rank) {
+    registry
+        .gauge("kindred_expert_pressure", "Expert load, in token equivalents; 0 where experts are not spread.",
+               {{"model_name", backend->model.info().name}, {"engine", std::to_string(rank)}})
+        .set(expert_pressure(rank));
   }
 }
 

@@ -102,6 +102,9 @@ TEST_F(ParallelWorker, LoadsReadLikeThoseOfSglang) {
     EXPECT_EQ(all[rank]["num_waiting_uncached_tokens"], 0);
     EXPECT_EQ(all[rank]["kindred"]["expert_pressure"], rank == 1 ? 2.5 : 0.0);
   }
+  const std::string labels = "{model_name=\"" + bundled_model().info().name + "\",engine=\"1\"}";
+  EXPECT_EQ(node_->metric("kindred_expert_pressure" + labels), 2.5);
+  EXPECT_EQ(node_->metric("kindred_waiting_prefill_tokens" + labels), 0);
   const json one = loads("?dp_rank=1");
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0]["dp_rank"], 1);

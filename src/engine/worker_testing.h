@@ -20,6 +20,7 @@
 #include "base/json.h"
 #include "base/metrics.h"
 #include "engine/engine_set.h"
+#include "engine/memory.h"
 #include "engine/model.h"
 #include "engine/worker.h"
 #include "net/http_client.h"
