@@ -77,7 +77,9 @@ void print_pressure(const PressureBench& bench, const Machine& machine, Json jso
   }
 }
 
-int fail_pressure(const Error& error) { return fail("bench pressure", error, error.code == ErrorCode::kInvalid ? 2 : 1); }
+int fail_pressure(const Error& error) {
+  return fail("bench pressure", error, error.code == ErrorCode::kInvalid ? 2 : 1);
+}
 
 int live_pressure(const PressureBench& given) {
   const Result<PressureBench> bench = live_pressure_bench(given);

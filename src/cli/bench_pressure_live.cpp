@@ -6,15 +6,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
-#include <map>
+#include <memory>
+#include <span>
 #include <thread>
 
 #include "base/config.h"
 #include "base/rng.h"
+#include "cli/engine_watch.h"
 #include "cli/local_cluster.h"
-#include "cli/prompts.h"
+#include "cli/prompt_cutter.h"
 #include "cli/terminal.h"
 #include "sim/trace_reader.h"
 
@@ -28,88 +32,6 @@ constexpr uint32_t kMostLiveRequests = 20'000;
 constexpr int64_t kLiveKvTokens = 8192;
 constexpr auto kSettled = std::chrono::seconds(10);
 constexpr auto kSettlePoll = std::chrono::milliseconds(20);
-constexpr auto kSample = std::chrono::seconds(1);
-
-using ByEngine = std::map<std::string, double>;
-
-// What the worker's engines have done and hold, at one moment.
-struct EngineSample {
-  std::chrono::steady_clock::time_point at;
-  ByEngine prompt_tokens, running, kv;  // computed so far; requests; share
-  double waiting = 0, preemptions = 0, paced_steps = 0, overruns = 0;
-
-  double busy() const {
-    double sum = waiting;
-    for (const auto& [engine, count] : running) sum += count;
-    return sum;
-  }
-};
-
-Result<EngineSample> sample_engines(const net::Endpoint& worker) {
-  const Result<std::string> page = fetch(worker, "/metrics");
-  if (!page) return page.error();
-  return EngineSample{.at = std::chrono::steady_clock::now(),
-                      .prompt_tokens = metric_by_label(*page, "kindred_prompt_tokens_evaluated_total", "engine"),
-                      .running = metric_by_label(*page, "vllm:num_requests_running", "engine"),
-                      .kv = metric_by_label(*page, "vllm:kv_cache_usage_perc", "engine"),
-                      .waiting = metric_sum(*page, "vllm:num_requests_waiting"),
-                      .preemptions = metric_sum(*page, "vllm:num_preemptions_total"),
-                      .paced_steps = metric_sum(*page, "kindred_paced_steps_total"),
-                      .overruns = metric_sum(*page, "kindred_pace_overruns_total")};
-}
-
-// Looks at a worker once a second, on a thread of its own, until destroyed or `finish` is called.
-class EngineWatch {
- public:
-  explicit EngineWatch(net::Endpoint worker)
-      : worker_(std::move(worker)), thread_([this](const std::stop_token& stop) { watch(stop); }) {}
-
-  std::vector<EngineSample> finish() {
-    thread_.request_stop();
-    thread_.join();
-    return std::move(samples_);
-  }
-
- private:
-  void watch(const std::stop_token& stop) {
-    auto next = std::chrono::steady_clock::now();
-    while (!stop.stop_requested()) {
-      // A look that fails is left out: the next one spans two seconds.
-      if (Result<EngineSample> sample = sample_engines(worker_)) samples_.push_back(*std::move(sample));
-      next += kSample;
-      std::this_thread::sleep_until(next);
-    }
-  }
-
-  net::Endpoint worker_;
-  std::vector<EngineSample> samples_;  // the thread's, until it has ended
-  std::jthread thread_;                // last: it uses the others
-};
-
-// Gap, running and KV over the time in which requests arrive.
-void add_samples(const std::vector<EngineSample>& samples, std::chrono::steady_clock::time_point until,
-                 PressureFigures& figures) {
-  double gaps = 0, windows = 0, running = 0, kv = 0, engines = 0;
-  for (size_t i = 1; i < samples.size() && (i == 1 || samples[i].at <= until); ++i) {
-    const double window_s = std::chrono::duration<double>(samples[i].at - samples[i - 1].at).count();
-    double most = 0, least = HUGE_VAL;
-    for (const auto& [engine, tokens] : samples[i].prompt_tokens) {
-      const auto before = samples[i - 1].prompt_tokens.find(engine);
-      const double done = tokens - (before == samples[i - 1].prompt_tokens.end() ? 0 : before->second);
-      most = std::max(most, done);
-      least = std::min(least, done);
-    }
-    gaps += (most - std::min(least, most)) / window_s;
-    ++windows;
-    for (const auto& [engine, count] : samples[i].running) running += count;
-    for (const auto& [engine, share] : samples[i].kv) kv += share;
-    engines += static_cast<double>(samples[i].running.size());
-  }
-  if (windows == 0 || engines == 0) return;
-  figures.gap_tokens_per_s = gaps / windows;
-  figures.running = running / engines;
-  figures.kv = kv / engines;
-}
 
 struct LiveProfile {
   std::string name;
@@ -130,55 +52,6 @@ Result<LiveProfile> read_live_profile(const std::string& path) {
   return LiveProfile{json.value("name", ""), json.value("step_us", 0.0), json.value("prefill_us_per_token", 0.0),
                      json.value("expert_us", 0.0), json.value("layers", 0.0)};
 }
-
-// Texts of so many tokens, cut out of one long text that repeats.
-class PromptCutter {
- public:
-  static Result<PromptCutter> make(const net::Endpoint& worker, const std::string& path) {
-    Result<std::vector<Prompt>> prompts = load_prompts(path);
-    if (!prompts) return std::move(prompts).error();
-    std::string all;
-    for (const Prompt& prompt : *prompts) all += prompt.text + "\n\n";
-    PromptCutter out(worker);
-    Result<Json> tokens = out.ask("/tokenize", {{"prompt", all}, {"add_special_tokens", false}});
-    if (!tokens) return std::move(tokens).error();
-    out.tokens_ = tokens->value("tokens", std::vector<int32_t>());
-    Result<Json> plain = out.ask("/tokenize", {{"prompt", "a"}, {"add_special_tokens", false}});
-    if (!plain) return std::move(plain).error();
-    Result<Json> chat = out.ask("/tokenize", {{"messages", {{{"role", "user"}, {"content", "a"}}}}});
-    if (!chat) return std::move(chat).error();
-    const auto around = chat->value("count", 0) - plain->value("count", 0);
-    out.template_tokens_ = static_cast<uint32_t>(std::max(around, 0));
-    if (out.tokens_.empty()) return Error{ErrorCode::kCorrupt, "/tokenize: no tokens"};
-    return out;
-  }
-
-  // `tokens`: of the prompt with what the chat template puts around it. Cutting may move a token or two.
-  Result<std::string> cut(uint32_t tokens, Rng& rng) const {
-    const uint32_t wanted = std::max(tokens, template_tokens_ + 1) - template_tokens_;
-    const uint64_t from = rng.below(tokens_.size());
-    Json ids = Json::array();
-    for (uint32_t i = 0; i < wanted; ++i) ids.push_back(tokens_[(from + i) % tokens_.size()]);
-    Result<Json> text = ask("/detokenize", {{"tokens", std::move(ids)}});
-    if (!text) return std::move(text).error();
-    return text->value("prompt", "");
-  }
-
- private:
-  explicit PromptCutter(net::Endpoint worker) : worker_(std::move(worker)) {}
-
-  Result<Json> ask(const std::string& target, const Json& body) const {
-    const Result<std::string> answer = fetch(worker_, target, dump_json(body));
-    if (!answer) return answer.error();
-    Json json = parse_json(*answer);
-    if (!json.is_object()) return Error{ErrorCode::kCorrupt, fmt::format("{}: not a JSON object", target)};
-    return json;
-  }
-
-  net::Endpoint worker_;
-  std::vector<int32_t> tokens_;
-  uint32_t template_tokens_ = 0;
-};
 
 // Of one mix and seed; a run takes as many from the front as its rate gives.
 struct LiveWorkload {
@@ -215,6 +88,7 @@ class LiveBench {
   Result<LocalCluster::Server> launch_router(const LiveJob& job);
   Status wait_for_traces(LocalCluster::Server router) const;
   Result<EngineSample> wait_until_idle(const net::Endpoint& worker) const;
+  Result<PressureFigures> add_answers(std::span<const ChatAnswer> answers, double took_s);
   Status run_one(const LiveJob& job);
   size_t requests_of(size_t mix, size_t load) const {
     const double count = std::round(out_.rate(mix, load) * bench_.seconds);
@@ -245,6 +119,7 @@ Status LiveBench::choose() {
     if (!mix) return mix.error();
     out_.grid.mixes.push_back(*mix);
   }
+  out_.first_seed = bench_.first_seed;
   out_.rates_given = !bench_.live_rates.empty();
   for (const std::string& text : bench_.live_rates) {
     double rate = 0;
@@ -264,13 +139,28 @@ Status LiveBench::launch_workers() {
   for (const PressureArm& arm : out_.grid.arms) {
     if (std::ranges::find(workers_, arm.queue, &LiveWorker::queue) != workers_.end()) continue;
     const std::string queue(policy::to_string(arm.queue));
-    const Result<LocalCluster::Server> worker =
-        cluster_.launch("worker " + queue, 0,
-                        {"worker", "--model", bench_.model, "--pace", bench_.pace, "--threads", "1",
-                         "--data-parallel-size", std::to_string(bench_.engines), "--traces-port", "0", "--queue-policy",
-                         queue, "--prefix-cache=false", "--token-budget", std::to_string(kLiveTokenBudget),
-                         "--kv-tokens", std::to_string(kLiveKvTokens)},
-                        "/health");
+    const Result<LocalCluster::Server> worker = cluster_.launch("worker " + queue, 0,
+                                                                {"worker",
+                                                                 "--model",
+                                                                 bench_.model,
+                                                                 "--pace",
+                                                                 bench_.pace,
+                                                                 "--threads",
+                                                                 "1",
+                                                                 "--data-parallel-size",
+                                                                 std::to_string(bench_.engines),
+                                                                 "--traces-port",
+                                                                 "0",
+                                                                 "--queue-policy",
+                                                                 queue,
+                                                                 "--prefix-cache=false",
+                                                                 "--token-budget",
+                                                                 std::to_string(kLiveTokenBudget),
+                                                                 "--sequences",
+                                                                 std::to_string(kLiveSequences),
+                                                                 "--kv-tokens",
+                                                                 std::to_string(kLiveKvTokens)},
+                                                                "/health");
     if (!worker) return worker.error();
     workers_.push_back({arm.queue, *worker});
   }
@@ -297,10 +187,11 @@ Status LiveBench::find_capacity(const sim::Trace& trace) {
   out_.pressure.expert_weight *= out_.token_scale;
   out_.pressure.epsilon_tokens *= out_.token_scale;
   for (const sim::LengthMix mix : out_.grid.mixes) {
-    const auto drawn = sim::reshape(trace.requests, {.mix = mix,
-                                                     .requests = kMeanDraws,
-                                                     .longest_prompt_tokens = static_cast<uint32_t>(bench_.longest_prompt),
-                                                     .seed = static_cast<uint64_t>(bench_.first_seed)});
+    const auto drawn =
+        sim::reshape(trace.requests, {.mix = mix,
+                                      .requests = kMeanDraws,
+                                      .longest_prompt_tokens = static_cast<uint32_t>(bench_.longest_prompt),
+                                      .seed = static_cast<uint64_t>(bench_.first_seed)});
     if (!drawn) return drawn.error();
     double sum = 0;
     for (const sim::TraceRequest& request : *drawn) sum += request.prompt_tokens;
@@ -314,10 +205,11 @@ Result<LiveWorkload> LiveBench::workload(const PromptCutter& cutter, const sim::
                                          uint64_t seed) const {
   size_t count = 0;
   for (size_t load = 0; load < out_.grid.loads.size(); ++load) count = std::max(count, requests_of(mix, load));
-  const auto lengths = sim::reshape(trace.requests, {.mix = out_.grid.mixes[mix],
-                                                     .requests = static_cast<uint32_t>(count),
-                                                     .longest_prompt_tokens = static_cast<uint32_t>(bench_.longest_prompt),
-                                                     .seed = seed});
+  const auto lengths =
+      sim::reshape(trace.requests, {.mix = out_.grid.mixes[mix],
+                                    .requests = static_cast<uint32_t>(count),
+                                    .longest_prompt_tokens = static_cast<uint32_t>(bench_.longest_prompt),
+                                    .seed = seed});
   if (!lengths) return lengths.error();
   const Result<sim::Trace> arrivals = sim::draw_arrivals({.requests = count, .rate_per_s = 1, .seed = seed});
   if (!arrivals) return arrivals.error();
@@ -345,8 +237,7 @@ Status LiveBench::prepare() {
   if (!trace) return trace.error();
   if (Status up = launch_workers(); !up) return up;
   if (Status found = find_capacity(*trace); !found) return found;
-  const Result<PromptCutter> cutter =
-      PromptCutter::make(worker_of(0), find_root() + "/data/prompts/bench_task.jsonl");
+  const Result<PromptCutter> cutter = PromptCutter::make(worker_of(0), find_root() + "/data/prompts/bench_task.jsonl");
   if (!cutter) return cutter.error();
   const PressureGrid& grid = out_.grid;
   for (size_t mix = 0; mix < grid.mixes.size(); ++mix) {
@@ -390,7 +281,7 @@ Result<EngineSample> LiveBench::wait_until_idle(const net::Endpoint& worker) con
   const auto give_up = std::chrono::steady_clock::now() + kSettled;
   for (;;) {
     Result<EngineSample> sample = sample_engines(worker);
-    if (!sample || sample->busy() == 0) return sample;
+    if (!sample || sample->in_engines() == 0) return sample;
     if (std::chrono::steady_clock::now() > give_up) {
       return Error{ErrorCode::kTimeout, "the worker still has requests after all were answered"};
     }
@@ -398,31 +289,8 @@ Result<EngineSample> LiveBench::wait_until_idle(const net::Endpoint& worker) con
   }
 }
 
-Status LiveBench::run_one(const LiveJob& job) {
-  const Result<LocalCluster::Server> router = launch_router(job);
-  if (!router) return router.error();
-  if (Status up = cluster_.wait_ready(); !up) return up;
-  if (Status known = wait_for_traces(*router); !known) return known;
-  const net::Endpoint& worker = worker_of(job.arm);
-  const Result<EngineSample> before = wait_until_idle(worker);
-  if (!before) return before.error();
-
-  const LiveWorkload& work = workloads_[job.mix * static_cast<size_t>(out_.grid.seeds) + job.seed];
-  const std::span calls(work.calls.data(), requests_of(job.mix, job.load));
-  LoadOptions load;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    load.arrivals_s.push_back(work.arrivals_s[i] / out_.rate(job.mix, job.load));
-  }
-  load.on_answer = [this](size_t, const ChatAnswer&) { progress_->set(++progressed_); };
-  EngineWatch watch(worker);
-  const auto began = std::chrono::steady_clock::now();
-  const std::vector<ChatAnswer> answers = run_chats(cluster_.endpoint(*router), calls, load);
-  const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  const std::vector<EngineSample> samples = watch.finish();
-  cluster_.stop(*router);
-  const Result<EngineSample> after = wait_until_idle(worker);
-  if (!after) return after.error();
-
+// Counts a run's answers, and what they say.
+Result<PressureFigures> LiveBench::add_answers(std::span<const ChatAnswer> answers, double took_s) {
   PressureFigures figures;
   std::vector<double> ttft_s;
   double tpots = 0, output_tokens = 0;
@@ -451,13 +319,46 @@ Status LiveBench::run_one(const LiveJob& job) {
   figures.ttft_p99_s = quantile(std::move(ttft_s), 0.99);
   figures.requests_per_s = ended / took_s;
   figures.tokens_per_s = output_tokens / took_s;
-  figures.preemptions = after->preemptions - before->preemptions;
-  add_samples(samples, began + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::duration<double>(load.arrivals_s.back())),
-              figures);
+  return figures;
+}
+
+Status LiveBench::run_one(const LiveJob& job) {
+  const Result<LocalCluster::Server> router = launch_router(job);
+  if (!router) return router.error();
+  if (Status up = cluster_.wait_ready(); !up) return up;
+  if (Status known = wait_for_traces(*router); !known) return known;
+  const net::Endpoint& worker = worker_of(job.arm);
+  const Result<EngineSample> before = wait_until_idle(worker);
+  if (!before) return before.error();
+
+  const LiveWorkload& work = workloads_[job.mix * static_cast<size_t>(out_.grid.seeds) + job.seed];
+  const std::span calls(work.calls.data(), requests_of(job.mix, job.load));
+  LoadOptions load;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    load.arrivals_s.push_back(work.arrivals_s[i] / out_.rate(job.mix, job.load));
+  }
+  load.on_answer = [this](size_t, const ChatAnswer&) { progress_->set(++progressed_); };
+  EngineWatch watch(worker);
+  const auto began = std::chrono::steady_clock::now();
+  const std::vector<ChatAnswer> answers = run_chats(cluster_.endpoint(*router), calls, load);
+  const double took_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  const std::vector<EngineSample> samples = watch.finish();
+  cluster_.stop(*router);
+  const Result<EngineSample> after = wait_until_idle(worker);
+  if (!after) return after.error();
+
+  Result<PressureFigures> figures = add_answers(answers, took_s);
+  if (!figures) return std::move(figures).error();
+  figures->preemptions = after->preemptions - before->preemptions;
+  const auto arrived = std::chrono::duration<double>(load.arrivals_s.back());
+  const EngineUse use =
+      engine_use(samples, began + std::chrono::duration_cast<std::chrono::steady_clock::duration>(arrived));
+  figures->gap_tokens_per_s = use.gap_tokens_per_s;
+  figures->running = use.running;
+  figures->kv = use.kv;
   out_.paced_steps += after->paced_steps - before->paced_steps;
-  out_.pace_overruns += after->overruns - before->overruns;
-  out_.grid.cells[out_.grid.at(0, job.mix, job.load, job.seed, job.arm)] = figures;
+  out_.pace_overruns += after->pace_overruns - before->pace_overruns;
+  out_.grid.cells[out_.grid.at(0, job.mix, job.load, job.seed, job.arm)] = *figures;
   return {};
 }
 

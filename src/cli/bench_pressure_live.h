@@ -14,6 +14,9 @@ namespace kindred::cli {
 
 // Of a step, prompt and output tokens together: small enough that a long prompt takes several steps.
 inline constexpr int64_t kLiveTokenBudget = 128;
+// Of an engine. The worker admits as long as a sequence is free, whatever it can compute: with its usual 64 nobody
+// would wait, and the order of the queue would not matter.
+inline constexpr int64_t kLiveSequences = 16;
 inline constexpr int64_t kLiveOutputTokens = 16;
 
 struct PressureLive {
@@ -23,18 +26,17 @@ struct PressureLive {
   std::vector<double> capacity_per_s;      // [mix]: requests, of all engines
   std::vector<double> mean_prompt_tokens;  // [mix], as it is drawn
   bool rates_given = false;
-  std::string pace;           // the profile's name
-  double step_s = 0;          // a full step, by the profile
-  double token_scale = 1;     // of lengths, and of pressure's constants in tokens
+  int64_t first_seed = 1;
+  std::string pace;                  // the profile's name
+  double step_s = 0;                 // a full step, by the profile
+  double token_scale = 1;            // of lengths, and of pressure's constants in tokens
   policy::PressureOptions pressure;  // as the routers got it
   size_t requests = 0;
   double measured_prompt_tokens = 0;  // mean, as the worker counted them
   double paced_steps = 0, pace_overruns = 0;
   std::string first_error;  // of the requests that failed
 
-  double rate(size_t mix, size_t load) const {
-    return grid.loads[load] * (rates_given ? 1 : capacity_per_s[mix]);
-  }
+  double rate(size_t mix, size_t load) const { return grid.loads[load] * (rates_given ? 1 : capacity_per_s[mix]); }
   double overrun_share() const { return paced_steps > 0 ? pace_overruns / paced_steps : 0; }
 };
 

@@ -62,10 +62,10 @@ std::string live_table(const PressureGrid& grid, const LiveSlice& slice) {
 }
 
 std::string pace_note(const PressureLive& live, const Machine& machine) {
-  std::string out = fmt::format("live and paced by '{}' on {} cores: {:.0f} of {:.0f} steps ({:.1f} %) took longer than "
-                                "their time\n",
-                                live.pace, machine.cores, live.pace_overruns, live.paced_steps,
-                                100 * live.overrun_share());
+  std::string out = fmt::format(
+      "live and paced by '{}' on {} cores: {:.0f} of {:.0f} steps ({:.1f} %) took longer than "
+      "their time\n",
+      live.pace, machine.cores, live.pace_overruns, live.paced_steps, 100 * live.overrun_share());
   if (live.overrun_share() > kMostOverruns) {
     out += "too many: these figures are this machine's, not the profile's\n";
   }
@@ -78,22 +78,25 @@ std::string pressure_live_text(const PressureLive& live, const Machine& machine)
   const PressureGrid& grid = live.grid;
   const uint32_t engines = grid.setups[0].engines;
   std::string out = fmt::format(
-      "{} engines, live; a full step of {} tokens takes {:.0f} ms by the profile; {} output tokens, prefix cache off; {} "
-      "seeds\n\n",
-      engines, kLiveTokenBudget, live.step_s * 1e3, kLiveOutputTokens, grid.seeds);
+      "{} engines, live, of {} sequences each; a full step of {} tokens takes {:.0f} ms by the profile; {} output "
+      "tokens, "
+      "prefix cache off; seeds {} to {}\n\n",
+      engines, kLiveSequences, kLiveTokenBudget, live.step_s * 1e3, kLiveOutputTokens, live.first_seed,
+      live.first_seed + grid.seeds - 1);
   for (size_t mix = 0; mix < grid.mixes.size(); ++mix) {
     for (size_t load = 0; load < grid.loads.size(); ++load) {
       const double rate = live.rate(mix, load);
-      out += fmt::format("{}, {:.2f} requests/s: {:.0f} % of the {:.2f} that the engines can do ({:.0f} tokens a "
-                         "prompt)\n\n{}\n",
-                         sim::to_string(grid.mixes[mix]), rate, 100 * rate / live.capacity_per_s[mix],
-                         live.capacity_per_s[mix], live.mean_prompt_tokens[mix],
-                         live_table(grid, {.setup = 0, .mix = mix, .load = load}));
+      out += fmt::format(
+          "{}, {:.2f} requests/s: {:.0f} % of the {:.2f} that the engines can do ({:.0f} tokens a "
+          "prompt)\n\n{}\n",
+          sim::to_string(grid.mixes[mix]), rate, 100 * rate / live.capacity_per_s[mix], live.capacity_per_s[mix],
+          live.mean_prompt_tokens[mix], live_table(grid, {.setup = 0, .mix = mix, .load = load}));
     }
   }
   out += fmt::format(
       "change: against {}, of means over seeds; by seed: the least and the most of it\n"
-      "what the engines can do: {} x {} tokens a full step that touches all experts, over the mean of prompt and output\n"
+      "what the engines can do: {} x {} tokens a full step that touches all experts, over the mean of prompt and "
+      "output\n"
       "gap: prompt tokens a second, between the engines with the most and the least; gap, running and KV are looked at "
       "once a second\n"
       "lengths, and pressure's constants in tokens, are scaled by {:.3f}; prompts had {:.0f} tokens in the mean\n"
@@ -113,6 +116,8 @@ Json pressure_live_json(const PressureLive& live) {
               {"pace_overruns", live.pace_overruns},
               {"engines", grid.setups[0].engines},
               {"token_budget", kLiveTokenBudget},
+              {"sequences", kLiveSequences},
+              {"first_seed", live.first_seed},
               {"full_step_s", live.step_s},
               {"output_tokens", kLiveOutputTokens},
               {"token_scale", live.token_scale},
