@@ -59,6 +59,8 @@ void declare_live(ConfigSchema& schema, PressureBench& bench) {
   schema.flag("live", &bench.live,
               "not simulated: a worker with paced engines and a router; two mixes, two rates, three policies");
   schema.integer("engines", &bench.engines, 2, 16, "live: of the worker");
+  schema.integer("token_budget", &bench.token_budget, 16, 1024,
+                 "live: tokens a step; with fewer, engines do less, for machines with few cores");
   schema.real("seconds", &bench.seconds, 1, 60, "live: of arrivals in a run");
   schema.list("live_rate", &bench.live_rates,
               "live: requests a second; default: 60 and 90 % of what the engines can do with the mix");

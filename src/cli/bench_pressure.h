@@ -28,7 +28,7 @@ struct PressureBench {
   bool quick = false, ablation = false;
   // Of running processes instead (cli/bench_pressure_live.h).
   bool live = false;
-  int64_t engines = 2, longest_prompt = 512;
+  int64_t engines = 2, token_budget = 64, longest_prompt = 512;
   double seconds = 20;
   std::vector<std::string> live_rates;  // requests a second; empty: by what the engines can do
   std::string model, pace;

@@ -38,8 +38,8 @@ struct LiveProfile {
   double step_us = 0, prefill_us = 0, expert_us = 0, layers = 0;
 
   // With so many experts to touch; without what decoding sequences add.
-  double full_step_s(double experts) const {
-    return (step_us + prefill_us * kLiveTokenBudget + expert_us * layers * experts) / 1e6;
+  double full_step_s(double tokens, double experts) const {
+    return (step_us + prefill_us * tokens + expert_us * layers * experts) / 1e6;
   }
 };
 
@@ -120,6 +120,7 @@ Status LiveBench::choose() {
     out_.grid.mixes.push_back(*mix);
   }
   out_.first_seed = bench_.first_seed;
+  out_.token_budget = bench_.token_budget;
   out_.rates_given = !bench_.live_rates.empty();
   for (const std::string& text : bench_.live_rates) {
     double rate = 0;
@@ -155,7 +156,7 @@ Status LiveBench::launch_workers() {
                                                                  queue,
                                                                  "--prefix-cache=false",
                                                                  "--token-budget",
-                                                                 std::to_string(kLiveTokenBudget),
+                                                                 std::to_string(bench_.token_budget),
                                                                  "--sequences",
                                                                  std::to_string(kLiveSequences),
                                                                  "--kv-tokens",
@@ -176,9 +177,10 @@ Status LiveBench::find_capacity(const sim::Trace& trace) {
   const Json about = parse_json(*models);
   if (!about.is_object()) return Error{ErrorCode::kCorrupt, "/v1/models: not a JSON object"};
   out_.pace = profile->name;
-  out_.step_s = profile->full_step_s(about.value(Json::json_pointer("/data/0/kindred/experts"), 0.0));
+  out_.step_s = profile->full_step_s(static_cast<double>(bench_.token_budget),
+                                     about.value(Json::json_pointer("/data/0/kindred/experts"), 0.0));
   if (!(out_.step_s > 0)) return invalid("--pace: accepted: a profile whose steps take time", "pace");
-  const double tokens_per_s = static_cast<double>(bench_.engines * kLiveTokenBudget) / out_.step_s;
+  const double tokens_per_s = static_cast<double>(bench_.engines * bench_.token_budget) / out_.step_s;
   std::vector<double> lengths;
   for (const sim::TraceRequest& request : trace.requests) lengths.push_back(request.prompt_tokens);
   out_.token_scale = static_cast<double>(bench_.longest_prompt) / quantile(std::move(lengths), kRangeShare);
@@ -356,9 +358,13 @@ Status LiveBench::run_one(const LiveJob& job) {
   figures->gap_tokens_per_s = use.gap_tokens_per_s;
   figures->running = use.running;
   figures->kv = use.kv;
-  out_.paced_steps += after->paced_steps - before->paced_steps;
-  out_.pace_overruns += after->pace_overruns - before->pace_overruns;
-  out_.grid.cells[out_.grid.at(0, job.mix, job.load, job.seed, job.arm)] = *figures;
+  const double steps = after->paced_steps - before->paced_steps;
+  const double overruns = after->pace_overruns - before->pace_overruns;
+  out_.paced_steps += steps;
+  out_.pace_overruns += overruns;
+  const size_t cell = out_.grid.at(0, job.mix, job.load, job.seed, job.arm);
+  out_.overrun_shares[cell] = steps > 0 ? overruns / steps : 0;
+  out_.grid.cells[cell] = *figures;
   return {};
 }
 
@@ -374,6 +380,7 @@ Result<PressureLive> LiveBench::run() {
   PressureGrid& grid = out_.grid;
   const auto seeds = static_cast<size_t>(grid.seeds);
   grid.cells.resize(grid.mixes.size() * grid.loads.size() * seeds * grid.arms.size());
+  out_.overrun_shares.resize(grid.cells.size());
   progress_ = std::make_unique<Progress>("sending requests, all policies", all_requests());
   const auto began = std::chrono::steady_clock::now();
   size_t turn = 0;
@@ -396,6 +403,14 @@ Result<PressureLive> LiveBench::run() {
 }
 
 }  // namespace
+
+double PressureLive::overrun_share(size_t mix, size_t load, size_t arm) const {
+  double sum = 0;
+  for (size_t seed = 0; seed < static_cast<size_t>(grid.seeds); ++seed) {
+    sum += overrun_shares[grid.at(0, mix, load, seed, arm)];
+  }
+  return sum / static_cast<double>(grid.seeds);
+}
 
 Result<PressureBench> live_pressure_bench(PressureBench bench) {
   const auto refuse = [](std::string_view flag) {

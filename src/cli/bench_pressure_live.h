@@ -12,11 +12,11 @@
 
 namespace kindred::cli {
 
-// Of a step, prompt and output tokens together: small enough that a long prompt takes several steps.
-inline constexpr int64_t kLiveTokenBudget = 128;
-// Of an engine. The worker admits as long as a sequence is free, whatever it can compute: with its usual 64 nobody
-// would wait, and the order of the queue would not matter.
-inline constexpr int64_t kLiveSequences = 16;
+// Of an engine. The worker admits a request as soon as a sequence is free, so with its usual 64 nobody would wait, and
+// the order of the queue would not matter. With 8 the engines can still do their rates: by the bundled profile a
+// request has its sequence for about 19 full steps, and an engine computes one prompt of the usual lengths in 2.4 steps
+// or more.
+inline constexpr int64_t kLiveSequences = 8;
 inline constexpr int64_t kLiveOutputTokens = 16;
 
 struct PressureLive {
@@ -32,12 +32,15 @@ struct PressureLive {
   double token_scale = 1;            // of lengths, and of pressure's constants in tokens
   policy::PressureOptions pressure;  // as the routers got it
   size_t requests = 0;
-  double measured_prompt_tokens = 0;  // mean, as the worker counted them
-  double paced_steps = 0, pace_overruns = 0;
-  std::string first_error;  // of the requests that failed
+  double measured_prompt_tokens = 0;   // mean, as the worker counted them
+  int64_t token_budget = 0;            // of a step
+  std::vector<double> overrun_shares;  // [as cells]: of a run's steps, those that took longer than the profile says
+  double paced_steps = 0, pace_overruns = 0;  // of all runs
+  std::string first_error;                    // of the requests that failed
 
   double rate(size_t mix, size_t load) const { return grid.loads[load] * (rates_given ? 1 : capacity_per_s[mix]); }
   double overrun_share() const { return paced_steps > 0 ? pace_overruns / paced_steps : 0; }
+  double overrun_share(size_t mix, size_t load, size_t arm) const;  // mean over seeds
 };
 
 // `bench` with what --live takes for what was left out: mixes, policies, model, pace profile. Error: kInvalid, naming

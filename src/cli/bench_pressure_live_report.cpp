@@ -37,9 +37,11 @@ LiveSpread spread_of(const PressureGrid& grid, const LiveSlice& slice, size_t ar
   return out;
 }
 
-std::string live_table(const PressureGrid& grid, const LiveSlice& slice) {
+std::string live_table(const PressureLive& live, size_t mix, size_t load) {
+  const PressureGrid& grid = live.grid;
+  const LiveSlice slice{.setup = 0, .mix = mix, .load = load};
   Table table({"policy", "TTFT ms", "change", "by seed", "p99 ms", "change", "by seed", "TPOT ms", "change", "by seed",
-               "end-to-end s", "requests/s", "gap tokens/s", "running", "KV", "preempted"});
+               "end-to-end s", "requests/s", "gap tokens/s", "running", "KV", "preempted", "late steps"});
   for (size_t arm = 0; arm < grid.arms.size(); ++arm) {
     const PressureFigures f = grid.mean(slice, arm);
     std::vector<std::string> row = {grid.arms[arm].name};
@@ -55,7 +57,8 @@ std::string live_table(const PressureGrid& grid, const LiveSlice& slice) {
     }
     row.insert(row.end(), {fmt::format("{:.2f}", f.total_s), fmt::format("{:.2f}", f.requests_per_s),
                            fmt::format("{:.0f}", f.gap_tokens_per_s), fmt::format("{:.1f}", f.running),
-                           fmt::format("{:.1f} %", 100 * f.kv), fmt::format("{:.1f}", f.preemptions)});
+                           fmt::format("{:.1f} %", 100 * f.kv), fmt::format("{:.1f}", f.preemptions),
+                           fmt::format("{:.1f} %", 100 * live.overrun_share(mix, load, arm))});
     table.row(std::move(row));
   }
   return table.text();
@@ -81,7 +84,7 @@ std::string pressure_live_text(const PressureLive& live, const Machine& machine)
       "{} engines, live, of {} sequences each; a full step of {} tokens takes {:.0f} ms by the profile; {} output "
       "tokens, "
       "prefix cache off; seeds {} to {}\n\n",
-      engines, kLiveSequences, kLiveTokenBudget, live.step_s * 1e3, kLiveOutputTokens, live.first_seed,
+      engines, kLiveSequences, live.token_budget, live.step_s * 1e3, kLiveOutputTokens, live.first_seed,
       live.first_seed + grid.seeds - 1);
   for (size_t mix = 0; mix < grid.mixes.size(); ++mix) {
     for (size_t load = 0; load < grid.loads.size(); ++load) {
@@ -90,7 +93,7 @@ std::string pressure_live_text(const PressureLive& live, const Machine& machine)
           "{}, {:.2f} requests/s: {:.0f} % of the {:.2f} that the engines can do ({:.0f} tokens a "
           "prompt)\n\n{}\n",
           sim::to_string(grid.mixes[mix]), rate, 100 * rate / live.capacity_per_s[mix], live.capacity_per_s[mix],
-          live.mean_prompt_tokens[mix], live_table(grid, {.setup = 0, .mix = mix, .load = load}));
+          live.mean_prompt_tokens[mix], live_table(live, mix, load));
     }
   }
   out += fmt::format(
@@ -101,7 +104,7 @@ std::string pressure_live_text(const PressureLive& live, const Machine& machine)
       "once a second\n"
       "lengths, and pressure's constants in tokens, are scaled by {:.3f}; prompts had {:.0f} tokens in the mean\n"
       "{} requests in {:.0f} s{}\n{}",
-      grid.arms[0].name, engines, kLiveTokenBudget, live.token_scale, live.measured_prompt_tokens, live.requests,
+      grid.arms[0].name, engines, live.token_budget, live.token_scale, live.measured_prompt_tokens, live.requests,
       grid.took_s, grid.failed > 0 ? fmt::format("; {} failed: {}", grid.failed, live.first_error) : std::string(),
       pace_note(live, machine));
   return out;
@@ -115,7 +118,7 @@ Json pressure_live_json(const PressureLive& live) {
               {"paced_steps", live.paced_steps},
               {"pace_overruns", live.pace_overruns},
               {"engines", grid.setups[0].engines},
-              {"token_budget", kLiveTokenBudget},
+              {"token_budget", live.token_budget},
               {"sequences", kLiveSequences},
               {"first_seed", live.first_seed},
               {"full_step_s", live.step_s},
@@ -139,6 +142,7 @@ Json pressure_live_json(const PressureLive& live) {
                                {"capacity", live.capacity_per_s[mix]},
                                {"policy", grid.arms[arm].name},
                                {"mean", pressure_figures_json(grid.mean({.setup = 0, .mix = mix, .load = load}, arm))},
+                               {"overrun_share", live.overrun_share(mix, load, arm)},
                                {"by_seed", std::move(by_seed)}});
       }
     }
