@@ -114,9 +114,11 @@ std::vector<PressureArm> pressure_arms(const PressureBench& bench) {
 
 int bench_pressure(Args args) {
   PressureBench bench;
-  ConfigSchema schema("bench pressure [OPTIONS]",
-                      "Which engine gets a request: by pressure, or as others choose. Simulated, over five mixes of "
-                      "prompt lengths, five rates and three seeds; all policies on the same requests.");
+  ConfigSchema schema(
+      "bench pressure [OPTIONS]",
+      "Which engine gets a request: by pressure, or as others choose. Simulated, over five mixes of "
+      "prompt lengths, five rates and three seeds; all policies on the same requests. Or, with --live, on running "
+      "processes.");
   schema.flag("quick", &bench.quick, "two mixes, two rates, one seed");
   schema.flag("ablation", &bench.ablation, "the terms of the pressure score turned off one by one, instead");
   schema.list("policy", &bench.policies,
