@@ -13,6 +13,7 @@
 #include "policy/engine_policy.h"
 #include "policy/queue_order.h"
 #include "sim/length_mix.h"
+#include "sim/trace.h"
 
 namespace kindred::cli {
 
@@ -25,6 +26,12 @@ struct PressureBench {
   std::string profile = "h100-qwen3-30b-a3b", trace;
   policy::PressureOptions pressure = {};
   bool quick = false, ablation = false;
+  // Of running processes instead (cli/bench_pressure_live.h).
+  bool live = false;
+  int64_t engines = 2, token_budget = 64, longest_prompt = 512;
+  double seconds = 20;
+  std::vector<std::string> live_rates;  // requests a second; empty: by what the engines can do
+  std::string model, pace;
   BenchOutput output;
 };
 
@@ -83,10 +90,13 @@ struct PressureGrid {
 };
 
 std::vector<PressureArm> pressure_arms(const PressureBench& bench);
+// Of the conversation trace, or of the file that the bench was told: lengths for the mixes.
+Result<sim::Trace> pressure_lengths(const PressureBench& bench);
 Result<PressureGrid> run_pressure_grid(const PressureBench& bench, std::vector<PressureArm> arms);
 
 std::string pressure_text(const PressureGrid& grid);
 Json pressure_json(const PressureGrid& grid);
+Json pressure_figures_json(const PressureFigures& figures);
 Status draw_pressure(const PressureGrid& grid, const std::string& folder, const std::string& note);
 
 }  // namespace kindred::cli

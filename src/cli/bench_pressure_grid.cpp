@@ -172,8 +172,7 @@ Status Grid::prepare() {
   if (!profile) return std::move(profile).error();
   profile_ = *std::move(profile);
   cost_ = std::make_shared<sim::ProfileCost>(profile_);
-  const std::string path = bench_.trace.empty() ? find_root() + "/data/traces/azure_2023_conv.csv.xz" : bench_.trace;
-  Result<sim::Trace> trace = sim::read_trace(path);
+  Result<sim::Trace> trace = pressure_lengths(bench_);
   if (!trace) return std::move(trace).error();
   expert::ExpertShape shape;
   shape.layers.resize(profile_.dims.moe_layers);
@@ -338,6 +337,10 @@ double PressureGrid::change(const Slice& slice, size_t arm, double PressureFigur
     }
   }
   return std::exp(logs / count) - 1;
+}
+
+Result<sim::Trace> pressure_lengths(const PressureBench& bench) {
+  return sim::read_trace(bench.trace.empty() ? find_root() + "/data/traces/azure_2023_conv.csv.xz" : bench.trace);
 }
 
 Result<PressureGrid> run_pressure_grid(const PressureBench& bench, std::vector<PressureArm> arms) {

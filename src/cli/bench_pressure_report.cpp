@@ -63,19 +63,6 @@ std::string slices_table(const PressureGrid& grid, size_t setup, bool by_load, F
   return table.text();
 }
 
-Json figures_json(PressureFigures f) {
-  return {{"ttft_s", f.ttft_s},
-          {"ttft_p99_s", f.ttft_p99_s},
-          {"tpot_s", f.tpot_s},
-          {"total_s", f.total_s},
-          {"requests_per_s", f.requests_per_s},
-          {"tokens_per_s", f.tokens_per_s},
-          {"gap_tokens_per_s", f.gap_tokens_per_s},
-          {"running", f.running},
-          {"kv", f.kv},
-          {"preemptions", f.preemptions}};
-}
-
 Chart rate_chart(const PressureGrid& grid, size_t setup, Figure figure, double scale, const Chart& as) {
   Chart chart = as;
   for (size_t arm = 0; arm < grid.arms.size(); ++arm) {
@@ -127,6 +114,19 @@ std::string pressure_text(const PressureGrid& grid) {
   return out;
 }
 
+Json pressure_figures_json(const PressureFigures& f) {
+  return {{"ttft_s", f.ttft_s},
+          {"ttft_p99_s", f.ttft_p99_s},
+          {"tpot_s", f.tpot_s},
+          {"total_s", f.total_s},
+          {"requests_per_s", f.requests_per_s},
+          {"tokens_per_s", f.tokens_per_s},
+          {"gap_tokens_per_s", f.gap_tokens_per_s},
+          {"running", f.running},
+          {"kv", f.kv},
+          {"preemptions", f.preemptions}};
+}
+
 Json pressure_json(const PressureGrid& grid) {
   Json out = {{"bench", "pressure"}, {"took_s", grid.took_s}, {"failed", grid.failed}, {"rows", Json::array()}};
   for (size_t s = 0; s < grid.setups.size(); ++s) {
@@ -137,7 +137,7 @@ Json pressure_json(const PressureGrid& grid) {
                                  {"mix", sim::to_string(grid.mixes[m])},
                                  {"rate", grid.loads[l] * grid.setups[s].highest_rate},
                                  {"policy", grid.arms[arm].name},
-                                 {"mean", figures_json(grid.mean({.setup = s, .mix = m, .load = l}, arm))}});
+                                 {"mean", pressure_figures_json(grid.mean({.setup = s, .mix = m, .load = l}, arm))}});
         }
       }
     }

@@ -30,6 +30,8 @@ class LocalCluster {
 
   // Returns when every worker answers. Errors name the process and quote its last lines.
   static Result<LocalCluster> start(const ClusterPlan& plan);
+  // Without workers; only launch() may be used, since the others refer to them.
+  static LocalCluster empty(const std::string& log_dir) { return LocalCluster(ClusterPlan{{}, log_dir, 0, {}}); }
   LocalCluster(LocalCluster&&) = default;
   LocalCluster& operator=(LocalCluster&&) = delete;
   ~LocalCluster();
@@ -37,6 +39,9 @@ class LocalCluster {
   // `port` 0: a free one. Whoever launches calls wait_ready() before use.
   Result<Server> launch_router(const std::string& name, uint16_t port, const std::vector<std::string>& args);
   Result<Server> launch_worker(const std::string& name, const std::string& role);
+  // Any command of this program that takes --port; it is up once it answers `ready_path`.
+  Result<Server> launch(const std::string& name, uint16_t port, std::vector<std::string> args,
+                        const std::string& ready_path);
   Status wait_ready();
 
   const net::Endpoint& endpoint(Server server) const { return servers_[server].endpoint; }
@@ -57,8 +62,6 @@ class LocalCluster {
   };
 
   explicit LocalCluster(ClusterPlan plan) : plan_(std::move(plan)) {}
-  Result<Server> launch(const std::string& name, uint16_t port, std::vector<std::string> args,
-                        const std::string& ready_path);
 
   ClusterPlan plan_;
   std::vector<Process> servers_;  // prefill, decode workers, then the others

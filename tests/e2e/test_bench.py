@@ -90,3 +90,36 @@ def test_policies_compares_every_policy_and_draws(tmp_path):
     assert (tmp_path / "policies-batch.svg").read_text().startswith("<svg")
     refused = run("bench", "policies", "--only", "batch 5")
     assert refused.returncode != 0 and "batch 5" in refused.stderr
+
+
+def test_pressure_live_gives_every_policy_the_same_requests():
+    done = run("bench", "pressure", "--live", "--mix", "two-end", "--live-rate", 3, "--seeds", 1, "--seconds", 3,
+               "--policy", "request-count", "--policy", "pressure+sjf-aging", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["live"] and figures["paced"] == "pace-demo" and figures["engines"] == 2
+    assert figures["paced_steps"] >= figures["pace_overruns"] >= 0 and figures["paced_steps"] > 0
+    assert figures["requests"] == 2 * 9 and figures["failed"] == 0
+    assert [(row["policy"], row["mix"], row["rate"]) for row in figures["rows"]] == [
+        ("request-count", "two-end", 3), ("pressure+sjf-aging", "two-end", 3)]
+    for row in figures["rows"]:
+        assert row["by_seed"] == [row["mean"]]
+        assert 0 < row["mean"]["ttft_s"] <= row["mean"]["ttft_p99_s"] <= 2 * figures["took_s"]
+        assert row["mean"]["ttft_s"] < row["mean"]["total_s"] and row["mean"]["tpot_s"] > 0
+        assert row["mean"]["gap_tokens_per_s"] >= 0 and 0 <= row["mean"]["kv"] <= 1
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--ablation"], ["ablation", "--live"]),
+    (["--setup", "dp2"], ["setup", "--live"]),
+    (["--live-rate", "fast"], ["live-rate", "fast", "above 0"]),
+    (["--live-rate", "nan"], ["live-rate", "nan"]),
+    (["--policy", "replay"], ["policy", "replay", "request-count"]),
+    (["--mix", "music"], ["mix", "music", "two-end"]),
+    (["--engines", "1"], ["engines", "2 to 16"]),
+])
+def test_pressure_live_refuses(arguments, words):
+    done = run("bench", "pressure", "--live", *arguments)
+    assert done.returncode == 2, done.stderr
+    for word in words:
+        assert word in done.stderr
