@@ -34,8 +34,8 @@ ExpertControllerOptions cpu_controller_options(const ExpertRanks& ranks) {
   return options;
 }
 
-ExpertController::ExpertController(ExpertRanks& ranks, ExpertControllerOptions options)
-    : ranks_(ranks), options_(std::move(options)), seen_(ranks.traffic()) {
+ExpertController::ExpertController(ExpertRanks& ranks, const ExpertControllerOptions& options)
+    : ranks_(ranks), options_(options), seen_(ranks.traffic()) {
   thread_ = std::thread([this] { run(); });
 }
 

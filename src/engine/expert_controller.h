@@ -34,7 +34,7 @@ struct ExpertControllerReport {
 class ExpertController {
  public:
   // `ranks` must outlive it.
-  ExpertController(ExpertRanks& ranks, ExpertControllerOptions options);
+  ExpertController(ExpertRanks& ranks, const ExpertControllerOptions& options);
   ~ExpertController();
   ExpertController(const ExpertController&) = delete;
   ExpertController& operator=(const ExpertController&) = delete;

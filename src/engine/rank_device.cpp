@@ -163,9 +163,8 @@ void device_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
 
 ggml_backend_t init_backend(ggml_backend_dev_t device, const char* /*params*/) {
   auto compute = std::make_unique<RankCompute>();
-  auto backend = std::unique_ptr<ggml_backend>(new ggml_backend{backend_guid(), kBackend, device, compute.get()});
-  (void)compute.release();  // free_backend deletes both
-  return backend.release();
+  // free_backend deletes both.
+  return new ggml_backend{backend_guid(), kBackend, device, compute.release()};
 }
 
 // Activations stay in the CPU's memory, so they need no copies at the borders.
