@@ -163,8 +163,8 @@ void device_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
 
 ggml_backend_t init_backend(ggml_backend_dev_t device, const char* /*params*/) {
   auto compute = std::make_unique<RankCompute>();
-  // free_backend deletes both.
-  return new ggml_backend{backend_guid(), kBackend, device, compute.release()};
+  const ggml_backend made{backend_guid(), kBackend, device, compute.release()};  // free_backend deletes both
+  return std::make_unique<ggml_backend>(made).release();
 }
 
 // Activations stay in the CPU's memory, so they need no copies at the borders.
