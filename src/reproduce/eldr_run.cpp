@@ -153,7 +153,8 @@ Status EldrRunner::run_workload(EldrTraffic& traffic, std::shared_ptr<const sim:
 
 Status EldrRunner::fit(const EldrModel& model, std::span<const EldrRow> round_robin, Traffics& out) {
   for (const Workload workload : kWorkloads) {
-    auto made = EldrTraffic::make(model, workload, {.seconds = options_.seconds, .seed = options_.seed});
+    auto made = EldrTraffic::make(
+        model, workload, {.seconds = options_.seconds, .calibration = options_.calibration, .seed = options_.seed});
     if (!made) return std::move(made).error();
     const auto at = static_cast<size_t>(workload);
     out.mixed.at(at) = (*made)->mixed();

@@ -17,6 +17,7 @@ struct EldrOptions {
   double seconds = 120;
   std::vector<uint32_t> rates = {kEldrRates.begin(), kEldrRates.end()};
   std::vector<std::string> models;  // keys; empty: all
+  uint32_t calibration = 1000;      // requests that cohorts are fitted to
   size_t threads = 1;
   uint64_t seed = 1;
   std::function<void(size_t done, size_t of)> on_cell = {};  // from any thread, one at a time
