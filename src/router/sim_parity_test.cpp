@@ -38,7 +38,7 @@ class SimParity : public RouterTest {
     options_.engines.on = engine != nullptr;
     if (engine != nullptr) options_.engines.policy.name = engine;
     options_.engines.trace_max_age_ms = 1h;  // neither clock is the other's
-    options_.slow_start_ms = 0ms;  // it depends on the time, which is not the same in both
+    options_.slow_start_ms = 0ms;            // it depends on the time, which is not the same in both
     options_.cohorts = cohort_file({0, 1, 2, 3});
     for (uint32_t i = 0; i < kPrefillWorkers; ++i) hold(add(Role::kPrefill));
     for (uint32_t i = 0; i < kDecodeWorkers; ++i) hold(add(Role::kDecode));
