@@ -87,6 +87,11 @@ struct PressureGrid {
   PressureFigures mean(const Slice& slice, size_t arm) const;
   // Geometric mean, over the slice's cells, of an arm's figure against the first arm's, minus 1.
   double change(const Slice& slice, size_t arm, double PressureFigures::*figure) const;
+
+ private:
+  // Each of the slice's cells of an arm, with the first arm's.
+  template <class Visit>
+  void visit(const Slice& slice, size_t arm, const Visit& visit) const;
 };
 
 std::vector<PressureArm> pressure_arms(const PressureBench& bench);

@@ -298,9 +298,8 @@ Result<PressureGrid> Grid::run() {
 
 }  // namespace
 
-PressureFigures PressureGrid::mean(const Slice& slice, size_t arm) const {
-  PressureFigures out;
-  double count = 0;
+template <class Visit>
+void PressureGrid::visit(const Slice& slice, size_t arm, const Visit& visit) const {
   for (size_t s = 0; s < setups.size(); ++s) {
     for (size_t m = 0; m < mixes.size(); ++m) {
       for (size_t l = 0; l < loads.size(); ++l) {
@@ -308,34 +307,32 @@ PressureFigures PressureGrid::mean(const Slice& slice, size_t arm) const {
         if (slice.mix != kAny && slice.mix != m) continue;
         if (slice.load != kAny && slice.load != l) continue;
         for (size_t seed = 0; seed < static_cast<size_t>(seeds); ++seed) {
-          PressureFigures cell = cells[at(s, m, l, seed, arm)];
-          const auto sums = out.all();
-          const auto values = cell.all();
-          for (size_t i = 0; i < sums.size(); ++i) *sums.at(i) += *values.at(i);
-          ++count;
+          visit(cells[at(s, m, l, seed, arm)], cells[at(s, m, l, seed, 0)]);
         }
       }
     }
   }
+}
+
+PressureFigures PressureGrid::mean(const Slice& slice, size_t arm) const {
+  PressureFigures out;
+  double count = 0;
+  visit(slice, arm, [&](PressureFigures cell, const PressureFigures&) {
+    const auto sums = out.all();
+    const auto values = cell.all();
+    for (size_t i = 0; i < sums.size(); ++i) *sums.at(i) += *values.at(i);
+    ++count;
+  });
   for (double* value : out.all()) *value /= count;
   return out;
 }
 
 double PressureGrid::change(const Slice& slice, size_t arm, double PressureFigures::*figure) const {
   double logs = 0, count = 0;
-  for (size_t s = 0; s < setups.size(); ++s) {
-    for (size_t m = 0; m < mixes.size(); ++m) {
-      for (size_t l = 0; l < loads.size(); ++l) {
-        if (slice.setup != kAny && slice.setup != s) continue;
-        if (slice.mix != kAny && slice.mix != m) continue;
-        if (slice.load != kAny && slice.load != l) continue;
-        for (size_t seed = 0; seed < static_cast<size_t>(seeds); ++seed) {
-          logs += std::log(cells[at(s, m, l, seed, arm)].*figure / (cells[at(s, m, l, seed, 0)].*figure));
-          ++count;
-        }
-      }
-    }
-  }
+  visit(slice, arm, [&](const PressureFigures& cell, const PressureFigures& first) {
+    logs += std::log(cell.*figure / (first.*figure));
+    ++count;
+  });
   return std::exp(logs / count) - 1;
 }
 
