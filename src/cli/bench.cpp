@@ -22,6 +22,7 @@ constexpr auto kBenches = std::to_array<Bench>({
     {"assign", "the exact balanced assignment of the cohort fit", bench_assign},
     {"decide", "one routing decision, part by part", bench_decide},
 #ifdef KINDRED_HAVE_ENGINE
+    {"coordinate", "engines by pressure, experts by traffic, or both, on expert ranks", bench_coordinate},
     {"engine", "decode tokens/s of the step loop against llama.cpp's own", bench_engine},
     {"ranks", "expert ranks against none, counting, and a migration under load", bench_ranks},
     {"step", "step time against batch size and distinct experts: ELDR's law", bench_step},

@@ -24,6 +24,7 @@ int bench_pressure(Args args);
 int bench_relay(Args args);
 int bench_simulate(Args args);
 #ifdef KINDRED_HAVE_ENGINE
+int bench_coordinate(Args args);
 int bench_engine(Args args);
 int bench_ranks(Args args);
 int bench_step(Args args);

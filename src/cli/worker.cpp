@@ -30,6 +30,7 @@
 #include "engine/expert_ranks.h"
 #include "engine/memory.h"
 #include "engine/model.h"
+#include "engine/rank_topology.h"
 #include "engine/worker.h"
 
 namespace kindred::cli {
@@ -52,8 +53,8 @@ struct WorkerArguments {
   int64_t data_parallel_size = 1, traces_port = -1;
   std::string queue_policy = "fcfs", kv_admission = "reserve";
   int64_t queue_age_ms = 5000;
-  int64_t expert_ranks = 0, expert_moves_per_step = 4, expert_window_ms = 10'000;
-  std::string expert_placement = "static", expert_pinning = "auto";
+  int64_t expert_moves_per_step = 4, expert_window_ms = 10'000;
+  std::string expert_ranks = "0", expert_placement = "static", expert_solver = "flow", expert_pinning = "auto";
   std::string pace;
   int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;
   int64_t drain_ms = 10'000;
@@ -91,10 +92,14 @@ ConfigSchema schema_of(WorkerArguments& o) {
                 "reserve KV for all of max_tokens, or for the prompt only and preempt when it runs out");
   schema.integer("traces_port", &o.traces_port, -1, 65535,
                  "push the engines' traces on this port (ZeroMQ); 0 takes a free one, -1: off");
-  schema.integer("expert_ranks", &o.expert_ranks, 0, 1024,
-                 "ranks to spread the experts over (docs/expert-ranks.md); 0: none");
+  schema.text("expert_ranks", &o.expert_ranks,
+              "ranks to spread the experts over (docs/expert-ranks.md); 0: none; auto: one per NUMA node, none where "
+              "there is one node");
   schema.text("expert_placement", &o.expert_placement,
               "static (experts in order), a placement file to begin with, or auto: follow the traffic");
+  schema.choice("expert_solver", &o.expert_solver, {"flow", "greedy", "eplb"},
+                "of expert_placement auto: by load and by where tokens come from; Gimbal's greedy for the same; or by "
+                "load alone, whether it pays or not, as vLLM does");
   schema.integer("expert_moves_per_step", &o.expert_moves_per_step, 1, 1024,
                  "experts that a new placement moves in a step, at most");
   schema.integer("expert_window_ms", &o.expert_window_ms, 1, 86'400'000, "window of the expert traffic");
@@ -152,12 +157,15 @@ Result<engine::EngineOptions> engine_options(const WorkerArguments& o) {
 
 Result<engine::ExpertRanksOptions> rank_options(const WorkerArguments& o) {
   engine::ExpertRanksOptions out;
-  out.ranks = static_cast<uint32_t>(o.expert_ranks);
+  const auto ranks = engine::parse_rank_count(o.expert_ranks, engine::read_numa_nodes(engine::allowed_cpus()));
+  if (!ranks) return ranks.error();
+  out.ranks = *ranks;
   out.threads = static_cast<uint32_t>(o.threads);
   out.pinning = o.expert_pinning == "always"  ? engine::RankPinning::kAlways
                 : o.expert_pinning == "never" ? engine::RankPinning::kNever
                                               : engine::RankPinning::kAuto;
-  if (o.expert_placement != "static" && o.expert_ranks == 0) {
+  if (o.expert_ranks == "auto" && out.ranks == 0) return out;  // one node: no ranks, whatever is said of them
+  if (o.expert_placement != "static" && out.ranks == 0) {
     return invalid("--expert-placement needs --expert-ranks", "expert_placement");
   }
   if (o.expert_placement != "static" && o.expert_placement != "auto") out.placement = o.expert_placement;
@@ -249,9 +257,10 @@ int run(const WorkerArguments& o, engine::WorkerOptions options, const engine::E
 
   auto model = engine::Model::load(o.model, [&](float done) { show_progress(o.model, done); }, of_ranks);
   if (!model) return fail("worker " + o.name, model.error());
-  if (o.expert_placement == "auto") {
+  if (o.expert_placement == "auto" && of_ranks.ranks > 0) {
     engine::ExpertRanks& ranks = *(*model)->ranks();
-    if (Status started = ranks.start_controller(engine::cpu_controller_options(ranks)); !started)
+    const place::Solver solver = *place::parse_solver(o.expert_solver);  // a choice of the schema
+    if (Status started = ranks.start_controller(engine::cpu_controller_options(ranks, solver)); !started)
       return fail("worker " + o.name, started.error());
   }
   // Ends before the service: its thread posts to the service's io_context.

@@ -22,7 +22,7 @@ ExpertPlacement from_place(const place::Placement& from) {
 
 }  // namespace
 
-ExpertControllerOptions cpu_controller_options(const ExpertRanks& ranks) {
+ExpertControllerOptions cpu_controller_options(const ExpertRanks& ranks, place::Solver solver) {
   // Measured (design of the embedded engine): an expert of 1.3 to 2.4 MB moves in 0.9 to 1.5 ms, and decoding
   // reads experts at 10 to 12 GB/s. A token that has an expert for itself takes as long as reading it.
   constexpr double kMovedBytesPerS = 1.5e9, kReadBytesPerS = 12e9;
@@ -31,6 +31,9 @@ ExpertControllerOptions cpu_controller_options(const ExpertRanks& ranks) {
   options.rebalance.migration.expert_bytes = ranks.expert_bytes();
   options.rebalance.migration.link_bytes_per_s = kMovedBytesPerS;
   options.rebalance.migration.busy_token_s = ranks.expert_bytes() / kReadBytesPerS;
+  options.rebalance.solver = solver;
+  options.rebalance.always = solver == place::Solver::kEplb;
+  options.weights = place::weights_of(options.rebalance.migration, ranks.ranks());
   return options;
 }
 
@@ -83,6 +86,7 @@ std::string ExpertController::decide(const RankTraffic& since) {
     if (!topology) return topology.error().message;
     setup.topology = std::move(*topology);
     setup.old = current;
+    setup.weights = options_.weights;
     rebalancer_.emplace(std::move(setup), options_.rebalance);
     sources_ = since.sources;
   } else if (rebalancer_->placement() != current) {

@@ -22,9 +22,11 @@ class ExpertRanks;
 struct ExpertControllerOptions {
   std::chrono::milliseconds window{10'000};
   place::RebalanceOptions rebalance = {};
+  place::Weights weights = {};  // of the solver's objective
 };
-// With a CPU's figures for what a move and a token cost.
-ExpertControllerOptions cpu_controller_options(const ExpertRanks& ranks);
+// With a CPU's figures for what a move and a token cost, and weights that say the same. `eplb` places anew whether it
+// pays or not, as vLLM does.
+ExpertControllerOptions cpu_controller_options(const ExpertRanks& ranks, place::Solver solver = place::Solver::kFlow);
 
 struct ExpertControllerReport {
   uint64_t windows = 0, applied = 0, failed = 0;
@@ -40,6 +42,7 @@ class ExpertController {
   ExpertController& operator=(const ExpertController&) = delete;
 
   ExpertControllerReport report() const;
+  const ExpertControllerOptions& options() const { return options_; }
 
  private:
   void run();

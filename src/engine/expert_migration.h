@@ -1,7 +1,9 @@
 // Brings a running placement to a target, one expert at a time, a few per step.
 //
 // Each move is copy, change of owner, release of the old copy; whenever it stops, what there is is a valid
-// placement. It has a thread of its own, so that a step shares processors with it but never waits for it.
+// placement. A copy is made in pieces, since nobody reads it before it is whole, with pauses in between: whatever an
+// expert's size, a step loses a small share of its time to moves. It has a thread of its own, so that a step shares
+// processors with it but never waits for it.
 //
 // Thread-safety: all from any thread.
 #pragma once
@@ -27,13 +29,30 @@ struct MigrationProgress {
   uint64_t total_moves = 0, total_bytes = 0;
 };
 
+// How an expert is moved. Called on the migration's thread, one at a time.
+class ExpertMover {
+ public:
+  virtual ~ExpertMover() = default;
+  virtual uint64_t expert_bytes(uint32_t layer) const = 0;
+  // Bytes [begin, end) of the expert, to the rank that is to have it.
+  virtual void copy(uint32_t layer, uint32_t expert, uint16_t to, uint64_t begin, uint64_t end) = 0;
+  // All are there: that copy is read from now on, and the old one is given back.
+  virtual void finish(uint32_t layer, uint32_t expert, uint16_t to) = 0;
+  // The copy that was begun is not wanted any more.
+  virtual void drop(uint32_t layer, uint32_t expert, uint16_t to) = 0;
+};
+
+struct MigrationPace {
+  uint32_t moves_per_step = 4;     // at most
+  uint64_t piece_bytes = 1 << 17;  // well below the time of a step
+  double share = 0.1;              // of the time while steps run, that is spent on moves; in (0, 1]
+};
+
 class ExpertMigration {
  public:
-  // `move` copies, changes the owner and releases; returns the bytes. Called on the migration's thread.
-  using Move = std::function<uint64_t(uint32_t layer, uint32_t expert, uint16_t to)>;
-
-  ExpertMigration(ExpertPlacement current, uint32_t moves_per_step, Move move);
-  ~ExpertMigration();  // stops after the move in progress
+  // `mover` must outlive it.
+  ExpertMigration(ExpertPlacement current, const MigrationPace& pace, ExpertMover& mover);
+  ~ExpertMigration();  // stops after the piece in progress
   ExpertMigration(const ExpertMigration&) = delete;
   ExpertMigration& operator=(const ExpertMigration&) = delete;
 
@@ -51,17 +70,28 @@ class ExpertMigration {
   void wait() const;
 
  private:
+  // An expert on its way.
+  struct Copy {
+    uint32_t layer = 0, expert = 0;
+    uint16_t to = 0;
+    uint64_t done = 0;  // bytes
+  };
   void run();
   bool find_next(std::unique_lock<std::mutex>& lock);
+  bool may_begin(std::unique_lock<std::mutex>& lock);
+  void copy_piece(std::unique_lock<std::mutex>& lock);
+  void rest(std::unique_lock<std::mutex>& lock, std::chrono::steady_clock::duration worked);
+  void finish(uint64_t bytes);
   void end(bool cancelled);
   void count_remaining();
 
-  const uint32_t moves_per_step_;
-  const Move move_;
+  const MigrationPace pace_;
+  ExpertMover& mover_;
   mutable std::mutex mutex_;
   mutable std::condition_variable wake_;
   ExpertPlacement current_;
   std::optional<ExpertPlacement> target_;
+  std::optional<Copy> copy_;         // the thread's
   size_t next_ = 0;                  // experts before it are where the target wants them
   uint32_t credit_ = 0, steps_ = 0;  // moves allowed; steps in progress
   bool idle_ = false;

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstring>
 #include <regex>
+#include <utility>
 
 #include "engine/expert_controller.h"
 #include "engine/gguf_file.h"
@@ -76,6 +77,45 @@ struct ExpertRanks::Head {
   uint64_t bytes = 0;
 };
 
+// An expert's bytes are those of its matrices, one after another.
+class ExpertRanks::Mover final : public ExpertMover {
+ public:
+  explicit Mover(ExpertRanks& ranks) : ranks_(ranks) {}
+
+  uint64_t expert_bytes(uint32_t layer) const override {
+    uint64_t bytes = 0;
+    for (const Weights* w : ranks_.of_layer_[layer]) bytes += w->expert_bytes;
+    return bytes;
+  }
+  void copy(uint32_t layer, uint32_t expert, uint16_t to, uint64_t begin, uint64_t end) override {
+    // Pages belong to the node of who writes them first.
+    if (std::exchange(near_, to) != to) (void)pin_this_thread(ranks_.cpus_[to]);
+    const uint16_t from = ranks_.owners_[layer]->owner(expert);
+    uint64_t first = 0;  // of the matrix
+    for (const Weights* w : ranks_.of_layer_[layer]) {
+      const uint64_t at = std::clamp(begin, first, first + w->expert_bytes) - first;
+      const uint64_t until = std::clamp(end, first, first + w->expert_bytes) - first;
+      const uint64_t offset = expert * w->expert_bytes + at;
+      std::memcpy(w->at(to) + offset, w->at(from) + offset, until - at);
+      first += w->expert_bytes;
+    }
+  }
+  void finish(uint32_t layer, uint32_t expert, uint16_t to) override {
+    const uint16_t from = ranks_.owners_[layer]->owner(expert);
+    ranks_.owners_[layer]->move(expert, to);
+    drop(layer, expert, from);
+  }
+  void drop(uint32_t layer, uint32_t expert, uint16_t from) override {
+    for (const Weights* w : ranks_.of_layer_[layer]) {
+      (*w->arenas)[from].release(w->offset + expert * w->expert_bytes, w->expert_bytes);
+    }
+  }
+
+ private:
+  ExpertRanks& ranks_;
+  std::optional<uint16_t> near_;  // the rank that the thread is pinned to
+};
+
 Result<ExpertRanks::Head> ExpertRanks::read_head(const std::string& model_path) {
   ggml_context* raw = nullptr;
   const Gguf gguf(gguf_init_from_file(model_path.c_str(), {.no_alloc = true, .ctx = &raw}));
@@ -138,9 +178,9 @@ Result<std::unique_ptr<ExpertRanks>> ExpertRanks::prepare(const std::string& mod
     const auto row = start.rank_of.begin() + static_cast<std::ptrdiff_t>(size_t{l} * start.experts);
     ranks->owners_.push_back(std::make_unique<ExpertOwners>(std::vector<uint16_t>(row, row + start.experts)));
   }
-  ranks->migration_ = std::make_unique<ExpertMigration>(
-      start, options.moves_per_step,
-      [self = ranks.get()](uint32_t layer, uint32_t expert, uint16_t to) { return self->move(layer, expert, to); });
+  ranks->mover_ = std::make_unique<Mover>(*ranks);
+  ranks->migration_ =
+      std::make_unique<ExpertMigration>(start, MigrationPace{.moves_per_step = options.moves_per_step}, *ranks->mover_);
   return ranks;
 }
 
@@ -180,7 +220,7 @@ void ExpertRanks::FreeBufferType::operator()(ggml_backend_buffer_type* type) con
 Result<std::vector<RankArena>*> ExpertRanks::reserve(uint64_t bytes) {
   std::vector<RankArena> arenas;
   for (uint32_t r = 0; r < shape_.ranks; ++r) {
-    auto arena = RankArena::reserve(bytes);
+    auto arena = RankArena::reserve(bytes, /*filled=*/shape_.ranks == 1);
     if (!arena) {
       problem_ = arena.error().message;
       return std::move(arena).error();
@@ -238,23 +278,6 @@ Status ExpertRanks::finish_load() {
       of_layer_, [](const auto& layer) { return std::ranges::any_of(layer, [](auto* w) { return w->down; }); });
   if (!each_has_down) return invalid("--expert-ranks: a layer has no ffn_down_exps", "expert_ranks");
   return {};
-}
-
-uint64_t ExpertRanks::move(uint32_t layer, uint32_t expert, uint16_t to) {
-  const uint16_t from = owners_[layer]->owner(expert);
-  if (from == to) return 0;
-  // Pages belong to the node of who writes them first.
-  (void)pin_this_thread(cpus_[to]);
-  uint64_t bytes = 0;
-  for (const Weights* w : of_layer_[layer]) {
-    std::memcpy(w->at(to) + expert * w->expert_bytes, w->at(from) + expert * w->expert_bytes, w->expert_bytes);
-    bytes += w->expert_bytes;
-  }
-  owners_[layer]->move(expert, to);
-  for (const Weights* w : of_layer_[layer]) {
-    (*w->arenas)[from].release(w->offset + expert * w->expert_bytes, w->expert_bytes);
-  }
-  return bytes;
 }
 
 Status ExpertRanks::apply(const ExpertPlacement& target) {
@@ -318,6 +341,7 @@ void ExpertRanks::record(double seconds, bool migrating) {
     to.last_s[to.steps % kSteps] = seconds;
   }
   ++to.steps;
+  to.total_s += seconds;
 }
 
 StepLatency ExpertRanks::step_latency(bool while_migrating) const {
@@ -328,6 +352,7 @@ StepLatency ExpertRanks::step_latency(bool while_migrating) const {
     const Latencies& from = while_migrating ? migrating_steps_ : normal_steps_;
     sorted = from.last_s;
     out.steps = from.steps;
+    out.total_s = from.total_s;
   }
   if (sorted.empty()) return out;
   std::ranges::sort(sorted);

@@ -38,6 +38,7 @@ struct ExpertControllerOptions;
 
 struct StepLatency {
   uint64_t steps = 0;
+  double total_s = 0;             // of all of them
   double p50_ms = 0, p99_ms = 0;  // of the last 1024 of them
 };
 
@@ -125,12 +126,12 @@ class ExpertRanks {
 
  private:
   struct Head;
+  class Mover;
   struct FreeBufferType {
     void operator()(ggml_backend_buffer_type* type) const;
   };
   ExpertRanks(const ExpertRanksOptions& options, const Head& head);
   static Result<Head> read_head(const std::string& model_path);
-  uint64_t move(uint32_t layer, uint32_t expert, uint16_t to);
   void record(double seconds, bool migrating);
 
   const ExpertRanksOptions options_;
@@ -152,13 +153,15 @@ class ExpertRanks {
   static constexpr size_t kSteps = 1024;
   struct Latencies {
     uint64_t steps = 0;
+    double total_s = 0;
     std::vector<double> last_s;  // ring of kSteps
   };
   mutable std::mutex latency_mutex_;
   Latencies normal_steps_, migrating_steps_;
 
-  std::unique_ptr<RankThreads> threads_;        // stops before what it works on
-  std::unique_ptr<ExpertMigration> migration_;  // and this before it
+  std::unique_ptr<RankThreads> threads_;  // stops before what it works on
+  std::unique_ptr<ExpertMover> mover_;
+  std::unique_ptr<ExpertMigration> migration_;  // and this before them
   std::unique_ptr<ExpertController> controller_;
 };
 

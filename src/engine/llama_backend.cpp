@@ -1,6 +1,7 @@
 #include "engine/llama_backend.h"
 
 #include <ggml-backend.h>
+#include <ggml-cpu.h>
 #include <llama.h>
 
 #include <mutex>
@@ -61,6 +62,14 @@ void init_llama() {
     llama_log_set(LlamaLog::receive, &LlamaLog::instance());
     llama_backend_init();
   });
+}
+
+void FreeComputePool::operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
+
+ComputePool make_compute_pool(uint32_t threads) {
+  ggml_threadpool_params params = ggml_threadpool_params_default(static_cast<int>(threads));
+  params.poll = 0;
+  return ComputePool(ggml_threadpool_new(&params));
 }
 
 bool has_gpu() {

@@ -3,7 +3,11 @@
 // Thread-safety: safe from any thread.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
+
+struct ggml_threadpool;
 
 namespace kindred::engine {
 
@@ -27,6 +31,13 @@ class LlamaErrors {
  private:
   std::string text_;
 };
+
+struct FreeComputePool {
+  void operator()(ggml_threadpool* pool) const;
+};
+// ggml's threads, made once: it would make and end them with each graph, or part of one.
+using ComputePool = std::unique_ptr<ggml_threadpool, FreeComputePool>;
+ComputePool make_compute_pool(uint32_t threads);
 
 // Whether llama.cpp was built with a GPU backend and found a device.
 bool has_gpu();

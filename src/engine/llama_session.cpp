@@ -71,6 +71,10 @@ Result<std::unique_ptr<LlamaSession>> LlamaSession::open(const Model& model, con
     return Error{ErrorCode::kExhausted,
                  fmt::format("no context of {} KV tokens: {}", options.kv_tokens, errors.text())};
   }
+  if (model.ranks() != nullptr) {
+    session->pool_ = make_compute_pool(options.threads);
+    llama_attach_threadpool(session->context_.get(), session->pool_.get(), session->pool_.get());
+  }
   if (auto learned = session->learn_layout(); !learned) return std::move(learned).error();
   return session;
 }

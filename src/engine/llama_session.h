@@ -12,6 +12,7 @@
 #include "base/result.h"
 #include "engine/expert_capture.h"
 #include "engine/kv_blob.h"
+#include "engine/llama_backend.h"
 #include "engine/model.h"
 #include "engine/prefix_cache.h"
 #include "engine/types.h"
@@ -65,6 +66,7 @@ class LlamaSession final : public KvStore {
   const Model& model_;
   Options options_;
   std::optional<ExpertCapture> capture_;
+  ComputePool pool_;  // with expert ranks, which cut a graph in parts; outlives the context
   struct FreeContext {
     void operator()(llama_context* context) const;
   };

@@ -12,13 +12,14 @@
 
 namespace kindred::engine {
 
-Result<RankArena> RankArena::reserve(uint64_t bytes) {
+Result<RankArena> RankArena::reserve(uint64_t bytes, bool filled) {
   void* data = mmap(nullptr, std::max<uint64_t>(bytes, 1), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
     return Error{ErrorCode::kExhausted,
                  fmt::format("no address range of {} bytes for a rank's experts: {}", bytes, std::strerror(errno))};
   }
+  if (filled) (void)madvise(data, std::max<uint64_t>(bytes, 1), MADV_HUGEPAGE);  // a system without it does without
   return RankArena(static_cast<std::byte*>(data), bytes);
 }
 

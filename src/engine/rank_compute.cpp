@@ -73,7 +73,7 @@ Status RankCompute::find_ranks(const ggml_cgraph& graph) {
 }
 
 Status RankCompute::compute_as_is(ggml_cgraph& graph) {
-  if (!pool_) pool_ = make_threadpool(threads_);
+  if (!pool_) pool_ = make_compute_pool(threads_);
   ggml_cplan plan = ggml_graph_plan(&graph, static_cast<int>(threads_), pool_.get());
   if (work_.size() < plan.work_size) work_.resize(plan.work_size);
   plan.work_data = work_.data();
@@ -81,20 +81,24 @@ Status RankCompute::compute_as_is(ggml_cgraph& graph) {
   return Error{ErrorCode::kInternal, "ggml could not compute the experts"};
 }
 
-void RankCompute::count(const ggml_tensor& ids, uint32_t layer) {
+void RankCompute::count(const ggml_tensor& ids, uint32_t layer, const ExpertOwners::Reading* owners) {
   if (ids.ne[1] == 0 || !ranks_->options().count) return;
   active_.assign(ranks_->shape().experts, false);
+  rank_active_.assign(ranks_->ranks(), 0);
   uint32_t active = 0;
   for (int64_t t = 0; t < ids.ne[1]; ++t) {
     for (int64_t k = 0; k < ids.ne[0]; ++k) {
       const auto expert = static_cast<uint32_t>(expert_at(ids, k, t));
       if (expert >= ranks_->shape().experts) continue;  // ggml will say so
       source_->add_token(layer, expert);
-      if (!active_[expert]) ++active;
+      if (active_[expert]) continue;
       active_[expert] = true;
+      ++active;
+      ++rank_active_[owners == nullptr ? 0 : owners->owner(expert)];
     }
   }
   source_->add_dispatch(layer, active);
+  for (uint32_t r = 0; r < ranks_->ranks(); ++r) source_->add_rank_active(r, rank_active_[r]);
 }
 
 Status RankCompute::run(const RankGroup& group) {
@@ -103,8 +107,13 @@ Status RankCompute::run(const RankGroup& group) {
   const ExpertOwners::Reading owners(ranks_->owners(group.layer));
   if (Status ready = job_->prepare(group, owners); !ready) return ready;
   if (group.has_down) {
-    count(*group.ids, group.layer);
-    for (uint32_t r = 0; r < ranks_->ranks(); ++r) source_->add_rank_tokens(r, job_->pairs(r));
+    count(*group.ids, group.layer, &owners);
+    size_t busiest = 0;
+    for (uint32_t r = 0; r < ranks_->ranks(); ++r) {
+      source_->add_rank_tokens(group.layer, r, job_->pairs(r));
+      busiest = std::max(busiest, job_->pairs(r));
+    }
+    source_->add_busiest(busiest);
   }
   Status done = ranks_->threads().run(job_);
   if (!done.ok()) job_.reset();  // a rank may still be at it
@@ -129,8 +138,10 @@ Status RankCompute::compute(ggml_cgraph& graph) {
     const ExpertRanks::Weights* weights = node->op == GGML_OP_MUL_MAT_ID ? rank_weights(*node->src[0]) : nullptr;
     if (one) {
       if (weights == nullptr || !weights->down) continue;
-      count(*node->src[2], weights->layer);
-      source_->add_rank_tokens(0, static_cast<uint64_t>(ggml_nelements(node->src[2])));
+      count(*node->src[2], weights->layer, nullptr);
+      const auto tokens = static_cast<uint64_t>(ggml_nelements(node->src[2]));
+      source_->add_rank_tokens(weights->layer, 0, tokens);
+      source_->add_busiest(tokens);
       continue;
     }
     const bool layout = is_layout_only(*node);

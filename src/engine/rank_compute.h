@@ -30,15 +30,17 @@ class RankCompute {
   Status find_ranks(const ggml_cgraph& graph);
   Status compute_as_is(ggml_cgraph& graph);
   Status run(const RankGroup& group);
-  void count(const ggml_tensor& ids, uint32_t layer);
+  // `owners`: null with one rank, which has them all.
+  void count(const ggml_tensor& ids, uint32_t layer, const ExpertOwners::Reading* owners);
 
   ExpertRanks* ranks_ = nullptr;  // of the context's model, known at the first graph
   RankCounts::Source* source_ = nullptr;
   uint32_t threads_ = 1;
-  std::shared_ptr<RankFfnJob> job_;  // kept for its memory
-  RankThreadpool pool_;              // of graphs computed as they are, made when there is one
-  std::vector<uint8_t> work_;        // and their memory
-  std::vector<bool> active_;         // by expert, while counting
+  std::shared_ptr<RankFfnJob> job_;    // kept for its memory
+  ComputePool pool_;                   // of graphs computed as they are, made when there is one
+  std::vector<uint8_t> work_;          // and their memory
+  std::vector<bool> active_;           // by expert, while counting
+  std::vector<uint32_t> rank_active_;  // by rank
 };
 
 }  // namespace kindred::engine

@@ -26,9 +26,11 @@ struct RankShape {
 struct RankTraffic {
   uint32_t sources = 0;
   std::vector<uint64_t> tokens;       // A: [layers][sources][experts], a token counts once for each of its experts
-  std::vector<uint64_t> rank_tokens;  // [sources][ranks], by who owned the expert at the time
+  std::vector<uint64_t> rank_tokens;  // [layers][sources][ranks], by who owned the expert at the time
   std::vector<uint64_t> active;       // [layers], distinct experts, summed over dispatches
+  std::vector<uint64_t> rank_active;  // [ranks], the same by owner, over all layers
   std::vector<uint64_t> dispatches;   // [layers], of all sources
+  uint64_t busiest_tokens = 0;        // of each dispatch's busiest rank, which the others wait for; summed
   double seconds = 0;                 // how long the window is
 };
 
@@ -46,7 +48,11 @@ class RankCounts {
       add(active_[layer], active);
       add(dispatches_[layer], 1);
     }
-    void add_rank_tokens(uint32_t rank, uint64_t tokens) { add(rank_tokens_[rank], tokens); }
+    void add_rank_tokens(uint32_t layer, uint32_t rank, uint64_t tokens) {
+      add(rank_tokens_[size_t{layer} * ranks_ + rank], tokens);
+    }
+    void add_rank_active(uint32_t rank, uint32_t active) { add(rank_active_[rank], active); }
+    void add_busiest(uint64_t tokens) { add(busiest_, tokens); }
 
    private:
     friend class RankCounts;
@@ -54,8 +60,9 @@ class RankCounts {
     static void add(std::atomic<uint64_t>& to, uint64_t by) {
       to.store(to.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
     }
-    uint32_t experts_;
-    Counters tokens_, rank_tokens_, active_, dispatches_;
+    uint32_t experts_, ranks_;
+    Counters tokens_, rank_tokens_, active_, rank_active_, dispatches_;
+    std::atomic<uint64_t> busiest_{0};
     bool open_ = true;
   };
 
@@ -88,10 +95,14 @@ class RankCounts {
 void subtract_traffic(RankTraffic& from, const RankTraffic& mark, const RankShape& shape);
 // Σ over sources of A: [layers][experts].
 std::vector<uint64_t> expert_tokens(const RankTraffic& traffic, const RankShape& shape);
-// Σ over sources: [ranks].
+// Σ over layers and sources: [ranks].
 std::vector<uint64_t> rank_loads(const RankTraffic& traffic, const RankShape& shape);
-// Largest load over the mean; 1 without load.
-double rank_imbalance(std::span<const uint64_t> loads);
+// Largest load over the mean, both summed over layers, since the ranks wait for each other in each; 1 without load.
+double rank_imbalance(const RankTraffic& traffic, const RankShape& shape);
+// The same dispatch by dispatch: what steps waited for. Small batches are uneven whatever the placement.
+double dispatch_imbalance(const RankTraffic& traffic, const RankShape& shape);
+// Distinct experts of a rank in a dispatch, mean: [ranks].
+std::vector<double> rank_active_experts(const RankTraffic& traffic);
 // Which ranks are a source's own: equal runs of ranks in order; with more sources than ranks they share them.
 bool owns_rank(uint32_t source, uint32_t sources, uint32_t rank, uint32_t ranks);
 // Share of tokens that went to ranks which are not their source's own.

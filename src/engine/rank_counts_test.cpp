@@ -26,14 +26,19 @@ TEST(RankCounts, WindowsAreDifferences) {
   first->add_token(1, 3);
   second->add_token(0, 1);
   second->add_token(0, 1);
-  second->add_rank_tokens(1, 2);
+  second->add_rank_tokens(0, 1, 2);
   second->add_dispatch(0, 1);
+  second->add_rank_active(1, 1);
+  second->add_busiest(2);
   RankTraffic window = counts.window(at_s(3));
   EXPECT_EQ(window.sources, 2U);
   EXPECT_DOUBLE_EQ(window.seconds, 2);
   EXPECT_EQ(window.tokens, (std::vector<uint64_t>{0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0}));
   EXPECT_EQ(expert_tokens(window, shape), (std::vector<uint64_t>{0, 2, 0, 0, 0, 0, 0, 1}));
   EXPECT_EQ(rank_loads(window, shape), (std::vector<uint64_t>{0, 2}));
+  EXPECT_EQ(window.rank_tokens, (std::vector<uint64_t>{0, 0, 0, 2, 0, 0, 0, 0}));
+  EXPECT_EQ(window.rank_active, (std::vector<uint64_t>{0, 1}));
+  EXPECT_EQ(window.busiest_tokens, 2U);
   EXPECT_EQ(window.dispatches, (std::vector<uint64_t>{1, 0}));
   EXPECT_EQ(counts.total().tokens[1], 1U);
 
@@ -64,10 +69,18 @@ TEST(RankCounts, RemoteShareAndPressure) {
   traffic.tokens = {30, 10, 20, 40};
   traffic.rank_tokens = {30, 10, 20, 40};  // source 0 owns rank 0, source 1 rank 1
   EXPECT_DOUBLE_EQ(remote_share(traffic, shape), 0.3);
-  EXPECT_DOUBLE_EQ(rank_imbalance(rank_loads(traffic, shape)), 1.0);
+  EXPECT_DOUBLE_EQ(rank_imbalance(traffic, shape), 1.0);
   EXPECT_EQ(source_pressure(traffic, shape, 2), (std::vector<double>{25, 25}));
-  EXPECT_DOUBLE_EQ(rank_imbalance(std::vector<uint64_t>{3, 1}), 1.5);
-  EXPECT_DOUBLE_EQ(rank_imbalance(std::vector<uint64_t>{0, 0}), 1);
+
+  // Two layers whose ranks are uneven the other way round: even in the sum, and yet all wait for the busier one.
+  RankTraffic crossed;
+  crossed.sources = 1;
+  crossed.rank_tokens = {3, 1, 1, 3};
+  crossed.busiest_tokens = 7;
+  EXPECT_DOUBLE_EQ(rank_imbalance(crossed, {2, 2, 2}), 1.5);
+  EXPECT_DOUBLE_EQ(dispatch_imbalance(crossed, {2, 2, 2}), 1.75);
+  crossed.rank_tokens.assign(4, 0);
+  EXPECT_DOUBLE_EQ(rank_imbalance(crossed, {2, 2, 2}), 1);
 
   traffic.sources = 1;
   traffic.rank_tokens = {60, 40};
@@ -126,6 +139,20 @@ TEST(RankTopology, ReadsNodes) {
   ASSERT_EQ(nodes.size(), 2U);  // no processor of node 2 is ours
   EXPECT_EQ(nodes[0].cpus, (std::vector<uint32_t>{0, 1, 2, 3, 8}));
   EXPECT_EQ(read_numa_nodes({5}, "/nowhere").at(0).cpus, (std::vector<uint32_t>{5}));
+}
+
+TEST(RankTopology, OneRankPerNode) {
+  const std::vector<NumaNode> one = {{0, {0, 1}}}, three = {{0, {0}}, {1, {1}}, {3, {2}}};
+  EXPECT_EQ(parse_rank_count("auto", one).value(), 0U);
+  EXPECT_EQ(parse_rank_count("auto", three).value(), 3U);
+  EXPECT_EQ(parse_rank_count("2", three).value(), 2U);
+  EXPECT_EQ(parse_rank_count("1024", one).value(), 1024U);
+  for (const char* text : {"", "-1", "1025", "two", "2x", "99999999999"}) {
+    const auto refused = parse_rank_count(text, one);
+    ASSERT_FALSE(refused.ok()) << text;
+    EXPECT_EQ(refused.error().field, "expert_ranks");
+    EXPECT_NE(refused.error().message.find("accepted: auto, or 0 to 1024"), std::string::npos);
+  }
 }
 
 TEST(RankTopology, SharesProcessors) {

@@ -22,14 +22,6 @@ struct FreeRankContext {
 
 }  // namespace
 
-void FreeThreadpool::operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
-
-RankThreadpool make_threadpool(uint32_t threads) {
-  ggml_threadpool_params params = ggml_threadpool_params_default(static_cast<int>(threads));
-  params.poll = 0;
-  return RankThreadpool(ggml_threadpool_new(&params));
-}
-
 RankFfnJob::RankFfnJob(ExpertRanks& ranks) : ranks_(ranks), slots_(ranks.ranks()) {}
 
 RankFfnJob::~RankFfnJob() = default;
@@ -209,7 +201,7 @@ bool RankFfnJob::compute(uint32_t rank) {
     ggml_build_forward_expand(graph, slot.results.back());
   }
   const auto threads = static_cast<int>(ranks_.threads_per_rank());
-  if (!slot.pool) slot.pool = make_threadpool(ranks_.threads_per_rank());
+  if (!slot.pool) slot.pool = make_compute_pool(ranks_.threads_per_rank());
   ggml_cplan plan = ggml_graph_plan(graph, threads, slot.pool.get());
   if (slot.work.size() < plan.work_size + kAlignment) slot.work.resize(plan.work_size + kAlignment);
   size_t used = 0;

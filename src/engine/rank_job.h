@@ -20,17 +20,9 @@
 #include <vector>
 
 #include "engine/expert_ranks.h"
-
-struct ggml_threadpool;
+#include "engine/llama_backend.h"
 
 namespace kindred::engine {
-
-struct FreeThreadpool {
-  void operator()(ggml_threadpool* pool) const;
-};
-using RankThreadpool = std::unique_ptr<ggml_threadpool, FreeThreadpool>;
-// Made once: ggml would make one for each graph.
-RankThreadpool make_threadpool(uint32_t threads);
 
 // Operations of one layer that are computed together, in order, views of their results among them.
 struct RankGroup {
@@ -81,7 +73,7 @@ class RankFfnJob final : public RankJob {
     size_t used = 0;  // of data
     ggml_tensor* ids = nullptr;
     std::vector<ggml_tensor*> inputs, results;  // by input, by operation
-    RankThreadpool pool;
+    ComputePool pool;
   };
 
   Source source_of(const RankGroup& group, const ggml_tensor& node, size_t index);

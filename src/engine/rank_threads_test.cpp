@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <future>
+#include <new>
 #include <optional>
 #include <thread>
 
@@ -25,12 +26,13 @@ class SumJob final : public RankJob {
   bool takes_part(uint32_t rank) const override { return rank != left_out; }
   bool compute(uint32_t rank) override {
     if (rank == stalls) released.get_future().wait();
+    if (rank == dies) throw std::bad_alloc();
     computed_[rank] = rank + 1;
     return rank != fails;
   }
   void deliver(uint32_t rank) override { delivered[rank] = computed_[rank]; }
 
-  uint32_t left_out = UINT32_MAX, fails = UINT32_MAX, stalls = UINT32_MAX;
+  uint32_t left_out = UINT32_MAX, fails = UINT32_MAX, dies = UINT32_MAX, stalls = UINT32_MAX;
   std::promise<void> released;
 
  private:
@@ -75,6 +77,21 @@ TEST(RankThreads, AFailedPartFailsTheJobOnly) {
   const Status failed = threads.run(job);
   ASSERT_FALSE(failed.ok());
   EXPECT_EQ(failed.error().code, ErrorCode::kInternal);
+  EXPECT_TRUE(threads.run(std::make_shared<SumJob>(2)).ok());
+}
+
+// What would end a rank's thread ends its job instead, be it on the caller's thread or on its own.
+TEST(RankThreads, ARankThatThrowsFailsTheJobOnly) {
+  RankThreads threads({.ranks = 2});
+  for (const uint32_t rank : {0U, 1U}) {
+    const auto job = std::make_shared<SumJob>(2);
+    job->dies = rank;
+    const Status failed = threads.run(job);
+    ASSERT_FALSE(failed.ok());
+    EXPECT_EQ(failed.error().code, ErrorCode::kInternal);
+    EXPECT_EQ(job->delivered[rank], 0U);
+  }
+  EXPECT_EQ(threads.stalled(), 0U);
   EXPECT_TRUE(threads.run(std::make_shared<SumJob>(2)).ok());
 }
 
@@ -175,26 +192,37 @@ TEST(ExpertOwners, ReadersNeverSeeAReleasedCopy) {
 
 ExpertPlacement all_at(uint16_t rank) { return {2, 10, 2, std::vector<uint16_t>(20, rank)}; }
 
+// Experts of 100 bytes. Remembers what was done.
+class FakeMover final : public ExpertMover {
+ public:
+  uint64_t expert_bytes(uint32_t) const override { return 100; }
+  void copy(uint32_t, uint32_t, uint16_t, uint64_t begin, uint64_t end) override {
+    if (piece_takes.count() > 0) std::this_thread::sleep_for(piece_takes);
+    ++pieces;
+    bytes += end - begin;
+  }
+  void finish(uint32_t, uint32_t, uint16_t) override { ++finished; }
+  void drop(uint32_t, uint32_t, uint16_t) override { ++dropped; }
+
+  milliseconds piece_takes{0};
+  std::atomic<uint64_t> pieces{0}, bytes{0}, finished{0}, dropped{0};
+};
+
+void wait_until(const auto& done) {
+  for (int i = 0; i < 500 && !done(); ++i) std::this_thread::sleep_for(milliseconds(2));
+}
+
 TEST(ExpertMigration, IsBoundedByStepAndReplaced) {
-  std::mutex mutex;
-  std::vector<uint32_t> moves;  // cells, in order
-  ExpertMigration migration(all_at(0), 3, [&](uint32_t layer, uint32_t expert, uint16_t) {
-    const std::lock_guard lock(mutex);
-    moves.push_back(layer * 10 + expert);
-    return uint64_t{100};
-  });
-  const auto made = [&] {
-    const std::lock_guard lock(mutex);
-    return moves.size();
-  };
+  FakeMover mover;
+  ExpertMigration migration(all_at(0), {.moves_per_step = 3}, mover);
   migration.begin_step();  // a step that lasts
   migration.set_target(all_at(1));
   std::this_thread::sleep_for(milliseconds(60));
-  EXPECT_EQ(made(), 0U);  // the step began before
+  EXPECT_EQ(mover.finished, 0U);  // the step began before
   migration.begin_step();
-  for (int i = 0; i < 500 && made() < 3; ++i) std::this_thread::sleep_for(milliseconds(2));
+  wait_until([&] { return mover.finished >= 3; });
   std::this_thread::sleep_for(milliseconds(60));
-  EXPECT_EQ(made(), 3U);
+  EXPECT_EQ(mover.finished, 3U);
   EXPECT_EQ(migration.progress().remaining, 17U);
 
   migration.set_target(all_at(0));  // back: only what had moved
@@ -203,22 +231,67 @@ TEST(ExpertMigration, IsBoundedByStepAndReplaced) {
   migration.end_step();
   migration.wait();  // no step: as fast as can be
   EXPECT_EQ(migration.current(), all_at(0));
-  EXPECT_EQ(made(), 6U);
+  EXPECT_EQ(mover.finished, 6U);
   EXPECT_FALSE(migration.progress().active);
   EXPECT_EQ(migration.progress().bytes, 300U);
 }
 
-TEST(ExpertMigration, CancelledHalfWayItIsAPlacement) {
-  ExpertMigration migration(all_at(0), 1, [](uint32_t, uint32_t, uint16_t) { return uint64_t{1}; });
+// Whatever a step's credit: a tenth of its time is what moves may take.
+TEST(ExpertMigration, AStepLosesAShareOfItsTime) {
+  FakeMover mover;
+  mover.piece_takes = milliseconds(2);
+  ExpertMigration migration(all_at(0), {.moves_per_step = 100, .piece_bytes = 25, .share = 0.1}, mover);
+  const auto began = std::chrono::steady_clock::now();
   migration.begin_step();
   migration.set_target(all_at(1));
   migration.begin_step();
-  for (int i = 0; i < 500 && migration.progress().moved == 0; ++i) std::this_thread::sleep_for(milliseconds(2));
+  wait_until([&] { return mover.finished > 0; });
+  const auto pieces = static_cast<double>(mover.pieces.load());
+  const double took_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+  EXPECT_GE(pieces, 4);    // of an expert
+  EXPECT_GE(took_ms, 62);  // with a rest of nine times 2 ms after each of the first three
+  EXPECT_LE(pieces, 1 + took_ms / 20);
+  migration.cancel();
+  migration.end_step();
+  migration.end_step();
+}
+
+TEST(ExpertMigration, CancelledHalfWayItIsAPlacement) {
+  FakeMover mover;
+  ExpertMigration migration(all_at(0), {.moves_per_step = 1}, mover);
+  migration.begin_step();
+  migration.set_target(all_at(1));
+  migration.begin_step();
+  wait_until([&] { return migration.progress().moved > 0; });
   migration.cancel();
   migration.wait();
   EXPECT_TRUE(migration.progress().cancelled);
   const ExpertPlacement now = migration.current();
   EXPECT_EQ(std::count(now.rank_of.begin(), now.rank_of.end(), 1), 1);
+  migration.end_step();
+  migration.end_step();
+
+  migration.set_target(all_at(1));  // goes on from there
+  EXPECT_EQ(migration.progress().remaining, 19U);
+  migration.wait();
+  EXPECT_EQ(migration.current(), all_at(1));
+  EXPECT_EQ(mover.finished, 20U);
+}
+
+// Half a copy is given back, and its expert stays where it is.
+TEST(ExpertMigration, CancelledWithinAnExpertItStays) {
+  FakeMover mover;
+  mover.piece_takes = milliseconds(5);
+  ExpertMigration migration(all_at(0), {.piece_bytes = 10}, mover);
+  migration.begin_step();
+  migration.set_target(all_at(1));
+  migration.begin_step();
+  wait_until([&] { return mover.pieces > 0; });
+  migration.cancel();
+  wait_until([&] { return mover.dropped > 0; });
+  EXPECT_EQ(mover.dropped, 1U);
+  EXPECT_EQ(mover.finished, 0U);
+  EXPECT_EQ(migration.current(), all_at(0));
   migration.end_step();
   migration.end_step();
 }

@@ -1,5 +1,6 @@
 #include "engine/rank_topology.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -69,6 +70,14 @@ std::vector<NumaNode> read_numa_nodes(const std::vector<uint32_t>& allowed, cons
   std::ranges::sort(nodes, {}, &NumaNode::id);
   if (nodes.empty()) nodes.push_back({0, allowed});
   return nodes;
+}
+
+Result<uint32_t> parse_rank_count(std::string_view text, const std::vector<NumaNode>& nodes) {
+  if (text == "auto") return nodes.size() > 1 ? static_cast<uint32_t>(nodes.size()) : 0;
+  uint32_t ranks = 0;
+  std::string_view rest = text;
+  if (read_number(rest, ranks) && rest.empty() && ranks <= kMostRanks) return ranks;
+  return invalid(fmt::format("--expert-ranks: got '{}', accepted: auto, or 0 to {}", text, kMostRanks), "expert_ranks");
 }
 
 std::vector<std::vector<uint32_t>> rank_cpus(const std::vector<NumaNode>& nodes, uint32_t ranks) {

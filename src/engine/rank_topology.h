@@ -5,7 +5,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "base/result.h"
 
 namespace kindred::engine {
 
@@ -18,6 +21,11 @@ struct NumaNode {
 std::vector<NumaNode> read_numa_nodes(const std::vector<uint32_t>& allowed,
                                       const std::string& folder = "/sys/devices/system/node");
 std::vector<uint32_t> allowed_cpus();  // of this process, ascending
+
+// How many expert ranks `text` asks for: a number up to kMostRanks, or "auto", a rank per node, and none where one node
+// has all the memory. Error: kInvalid, naming expert_ranks.
+inline constexpr uint32_t kMostRanks = 1024;
+Result<uint32_t> parse_rank_count(std::string_view text, const std::vector<NumaNode>& nodes);
 
 // "0-3,8,10-11"; what is not of that form is left out.
 std::vector<uint32_t> parse_cpu_list(const std::string& text);

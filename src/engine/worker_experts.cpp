@@ -85,16 +85,21 @@ Json experts_of(const ExpertRanks& ranks) {
   out["A"] = traffic_of(window, shape);
   out["B"] = rows_of(expert_tokens(window, shape), shape.experts);
   out["rank_tokens"] = loads;
-  out["imbalance"] = rank_imbalance(loads);
+  out["imbalance"] = rank_imbalance(window, shape);
+  out["dispatch_imbalance"] = dispatch_imbalance(window, shape);
   out["remote_share"] = remote_share(window, shape);
   out["active_experts"] = active;
+  out["rank_active_experts"] = rank_active_experts(window);
   out["expert_pressure"] = ranks.expert_pressure();
   out["stalled_ranks"] = ranks.stalled_ranks();
   out["migration"] = migration_of(ranks);
   if (const ExpertController* controller = ranks.controller(); controller != nullptr) {
     const ExpertControllerReport report = controller->report();
-    out["controller"] = {
-        {"windows", report.windows}, {"applied", report.applied}, {"failed", report.failed}, {"reason", report.reason}};
+    out["controller"] = {{"solver", place::to_string(controller->options().rebalance.solver)},
+                         {"windows", report.windows},
+                         {"applied", report.applied},
+                         {"failed", report.failed},
+                         {"reason", report.reason}};
   }
   return out;
 }
@@ -147,8 +152,10 @@ void Worker::Impl::show_experts() {
   const ExpertRanks* ranks = backend ? backend->model.ranks() : nullptr;
   if (ranks == nullptr) return;
   const RankTraffic window = ranks->window();
-  registry.gauge("kindred_expert_rank_imbalance", "Largest over mean load of the expert ranks, in the window.")
-      .set(rank_imbalance(rank_loads(window, ranks->shape())));
+  registry
+      .gauge("kindred_expert_rank_imbalance",
+             "Largest over mean load of the expert ranks, layer by layer, in the window.")
+      .set(rank_imbalance(window, ranks->shape()));
   registry
       .gauge("kindred_expert_remote_share",
              "Share of expert tokens, in the window, that went to a rank which is not their engine's own.")

@@ -309,6 +309,15 @@ double window_s(const Cost& cost, uint32_t ranks, const MigrationOptions& option
          cost.max_load * options.busy_token_s;
 }
 
+Weights weights_of(const MigrationOptions& options, uint32_t ranks) {
+  const double way_s = options.token_bytes / (options.link_bytes_per_s * ranks);
+  const double move_s = options.expert_bytes / (options.link_bytes_per_s * ranks);
+  const double unit_s = way_s > 0 ? way_s : std::max(options.busy_token_s / 2, 1e-12);
+  return {.alpha = way_s / unit_s,
+          .beta = options.busy_token_s / 2 / unit_s,
+          .gamma = move_s * options.margin / options.windows / unit_s};
+}
+
 Result<MigrationPlan> plan_migration(const Problem& problem, const Placement& target, const MigrationOptions& options) {
   if (Status good = problem.check(); !good) return std::move(good).error();
   if (Status good = options.check(); !good) return std::move(good).error();

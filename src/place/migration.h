@@ -70,4 +70,9 @@ Result<MigrationPlan> plan_migration(const Problem& problem, const Placement& ta
 // links at once, and in each layer all wait for the busiest rank.
 double window_s(const Cost& cost, uint32_t ranks, const MigrationOptions& options);
 
+// Weights by which the objective agrees with window_s(), exactly so with two ranks: a token's way is 1, a token off the
+// mean half of a busy token (what one rank has too much others have too little), a move its part of what must be
+// gained.
+Weights weights_of(const MigrationOptions& options, uint32_t ranks);
+
 }  // namespace kindred::place

@@ -194,6 +194,27 @@ TEST(migration, cost_and_gain_by_hand) {
   EXPECT_NE(plan->reason.find("do not cover"), std::string::npos) << plan->reason;
 }
 
+TEST(migration, weights_agree_with_seconds) {
+  const Problem problem = generate_problem(TrafficKind::kZipf, {.layers = 1, .sources = 2, .experts = 8}, 2, 3);
+  for (const double token_bytes : {8192.0, 0.0}) {
+    MigrationOptions options;
+    options.token_bytes = token_bytes;
+    Problem weighted = problem;
+    weighted.weights = weights_of(options, problem.ranks());
+    EXPECT_GT(weighted.weights.gamma, 0);
+    weighted.weights.gamma = 0;
+    const auto of = [&](Solver solver) {
+      const Cost cost = total(evaluate(weighted, solve(weighted, solver)->placement));
+      return std::pair(cost.objective, window_s(cost, 2, options));
+    };
+    const auto [a, a_s] = of(Solver::kLinear);
+    const auto [b, b_s] = of(Solver::kEplb);
+    ASSERT_NE(a_s, b_s);
+    const double unit_s = token_bytes > 0 ? token_bytes / options.link_bytes_per_s / 2 : options.busy_token_s / 2;
+    EXPECT_NEAR((a_s - b_s) / unit_s, a - b, 1e-6 * std::abs(a));
+  }
+}
+
 TEST(migration, a_worse_placement_never_pays) {
   Problem problem = generate_problem(TrafficKind::kAffinity, {.layers = 2, .experts = 16}, 4, 3);
   problem.old = solve(problem, Solver::kFlow)->placement;

@@ -45,7 +45,8 @@ Result<Rebalance> Rebalancer::window(Traffic traffic) {
   seen_.push_back(std::move(traffic));
   if (seen_.size() > options_.windows) seen_.pop_front();
   if (resting_ > 0) {
-    out.reason = fmt::format("resting after a migration, {} windows more", resting_);
+    out.reason =
+        fmt::format("{}, {} windows more", options_.always ? "not yet due" : "resting after a migration", resting_);
     --resting_;
     return out;
   }
@@ -60,6 +61,12 @@ Result<Rebalance> Rebalancer::window(Traffic traffic) {
   if (!plan) return std::move(plan).error();
   out.plan = *std::move(plan);
   out.reason = out.plan.reason;
+  if (options_.always) {
+    out.reason = "due: " + out.reason;
+    resting_ = options_.windows - 1;  // where nothing moves: moved_to() says the same otherwise
+    if (solution->placement != setup_.old) out.target = std::move(solution->placement);
+    return out;
+  }
   if (!out.plan.pays) return out;
   if (out.plan.gain_s < options_.least_share * seconds(problem.traffic, setup_.old)) {
     out.reason = fmt::format("{:.3g} s a window would be gained: too little to be more than noise", out.plan.gain_s);
@@ -75,7 +82,8 @@ Result<Rebalance> Rebalancer::window(Traffic traffic) {
 
 void Rebalancer::moved_to(Placement placement) {
   setup_.old = std::move(placement);
-  resting_ = static_cast<uint32_t>(std::min(std::ceil(options_.migration.windows), 1e6));
+  resting_ = options_.always ? options_.windows - 1
+                             : static_cast<uint32_t>(std::min(std::ceil(options_.migration.windows), 1e6));
 }
 
 }  // namespace kindred::place

@@ -24,6 +24,8 @@ struct RebalanceOptions {
   Solver solver = Solver::kFlow;
   uint32_t windows = 4;       // remembered, 1 or more
   double least_share = 0.03;  // of window_s() that a migration must gain; less is noise
+  // A new placement each `windows` windows whether it pays or not, as vLLM does with EPLB. To compare with.
+  bool always = false;
   MigrationOptions migration = {};
 };
 

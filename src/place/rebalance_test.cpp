@@ -49,6 +49,18 @@ TEST(rebalance, alternating_traffic_does_not_oscillate) {
   }
 }
 
+// vLLM's EPLB: every four windows anew, although nothing is gained.
+TEST(rebalance, always_places_anew_when_it_is_due) {
+  RebalanceOptions options;
+  options.solver = Solver::kEplb;
+  options.always = true;
+  const Traffic traffic = generate_traffic(TrafficKind::kAffinity, kShape, 1);
+  const Outcome noisy =
+      migrations_over(20, options, [&](int w) { return drifted(traffic, 0.2, 100 + static_cast<uint64_t>(w)); });
+  EXPECT_EQ(noisy.migrations, 5);
+  EXPECT_EQ(migrations_over(20, options, [&](int) { return traffic; }).migrations, 1);  // the same again is no move
+}
+
 // Without memory the same traffic does make it oscillate; so the test above can fail.
 TEST(rebalance, one_window_of_memory_oscillates) {
   RebalanceOptions options = eager();

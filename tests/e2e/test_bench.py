@@ -123,3 +123,33 @@ def test_pressure_live_refuses(arguments, words):
     assert done.returncode == 2, done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_coordinate_runs_every_arm(tmp_path):
+    done = run("bench", "coordinate", "--quick", "--settle-s", 0.5, "--seconds", 0.5, "--factor", 1, "--output-tokens", 4,
+               "--longest-prompt", 32, "--json", "--plots", tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    rows = {row["arm"]: row for row in figures["rows"]}
+    assert list(rows) == ["baseline", "DP only", "EP only", "both, no feedback", "both"]
+    for row in rows.values():
+        assert row["ranks"] == 2 and row["requests"] > 0 and row["step_ms"] > 0
+        assert 1 <= row["imbalance"] <= row["dispatch_imbalance"] <= 2
+        assert 0 < row["remote_share"] < 1
+        assert 0 < row["rank_active_experts"] <= figures["experts"]
+    assert rows["DP only"]["moves"] == rows["DP only"]["placements"] == 0
+    for chart in ("coordinate-remote", "coordinate-imbalance"):
+        assert (tmp_path / f"{chart}.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--ranks", "1"], ["ranks", "2 to 1024"]),
+    (["--ranks", "3"], ["ranks", "hold as many"]),
+    (["--engines", "5"], ["prompts", "4 domains"]),
+    (["--bound-share", "2"], ["bound_share"]),
+])
+def test_coordinate_refuses(arguments, words):
+    done = run("bench", "coordinate", "--quick", "--factor", 1, *arguments)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
