@@ -29,6 +29,15 @@ Status check_group(const WorkerGroup& group) {
   if (!group.lockstep && group.ranks > 1) {
     return wrong("engines whose experts are spread over ranks cannot step apart", "lockstep");
   }
+  if (group.expert_parallel) {
+    if (group.ranks < 2 || group.ranks % group.engines != 0) {
+      return wrong("experts by rank need 2 ranks or more, as many for each engine", "ranks");
+    }
+    if (group.placement) return wrong("a placement of ExpertRanks beside expert_parallel's own", "placement");
+    const auto& control = group.expert_parallel->control;
+    if (control && !(control->window_s > 0)) return wrong("accepted: a window above 0 s", "window_s");
+    if (control && control->rebalance.windows < 1) return wrong("accepted: 1 window or more", "windows");
+  }
   const KvPoolOptions& kv = group.engine.kv;
   if (kv.block_tokens == 0 || kv.piece_tokens % kv.block_tokens != 0 || kv.piece_tokens == 0) {
     return wrong(
@@ -168,6 +177,7 @@ Status ClusterRun::start() {
     }
     for (uint32_t i = 0; i < group.count; ++i) {
       workers_.push_back(make_worker(group, i, ranks));
+      if (Status placed = place_experts(workers_.back(), shape); !placed) return placed;
     }
   }
   router.workers = static_cast<uint32_t>(std::min<size_t>(workers_.size() + options_.script.size(), 512));
@@ -194,14 +204,14 @@ Status ClusterRun::start() {
   return {};
 }
 
-SimResult ClusterRun::run() {
+Result<SimResult> ClusterRun::run() {
   push(to_ns(given_[0].arrival_s), {.kind = Kind::kArrival});
   for (uint32_t i = 0; i < options_.script.size(); ++i) {
     push(to_ns(options_.script[i].at_s), {.kind = Kind::kScript, .at = i});
   }
   if (options_.router.fleet.load == fleet::LoadSource::kPolled) push(0, {.kind = Kind::kPoll});
   if (!options_.script.empty()) push(0, {.kind = Kind::kProbe});
-  while (!queue_.empty() && !all_ended()) {
+  while (!queue_.empty() && !all_ended() && !failed_) {
     const auto [at_ns, event] = queue_.pop();
     clock_.move_to(at_ns);
     handle(event);
@@ -212,7 +222,13 @@ SimResult ClusterRun::run() {
     kicked_.clear();
     tell_changes();
   }
+  if (failed_) return *failed_;
   KINDRED_CHECK(all_ended());
+  finish_result();
+  return std::move(result_);
+}
+
+void ClusterRun::finish_result() {
   result_.end_s = static_cast<double>(clock_.now_ns()) * 1e-9;
   for (Worker& worker : workers_) {
     measure_load(worker);
@@ -237,7 +253,6 @@ SimResult ClusterRun::run() {
       }
     }
   }
-  return std::move(result_);
 }
 
 void ClusterRun::handle(const Event& event) {

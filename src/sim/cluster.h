@@ -11,7 +11,10 @@
 // of all its engines' tokens, and of the rank that has the most to read. Without expert parallelism engines are
 // replicas, each with all experts on a GPU of its own, as `kindred worker --data-parallel-size` has them: they step
 // apart (WorkerGroup::lockstep), and each step is that of one engine. Gimbal's set-up, DP 2 x EP 4, is in lockstep.
-// Tensor parallelism within an engine is not modelled.
+// Tensor parallelism within an engine is a matter of its cost (sim/tensor_parallel.h).
+// With WorkerGroup::expert_parallel the copies of tokens are counted rank by rank under a placement (sim/rank_flow.h),
+// each layer waits for its slowest rank and its busiest link, and experts may move (sim/placement_control.h): the whole
+// worker stands still meanwhile. Else ranks have as many copies each, and experts stay.
 //
 // Traces. With an engine policy, or where load is pressure, each engine pushes a trace when something has changed, at
 // most every `trace_ms`, and once a second in any case; it reaches all routers `trace_delay_ms` later. A worker whose
@@ -35,10 +38,18 @@
 #include "sim/dispatch.h"
 #include "sim/engine.h"
 #include "sim/expert_union.h"
+#include "sim/placement_control.h"
 #include "sim/step_cost.h"
 #include "sim/tape.h"
 
 namespace kindred::sim {
+
+// Exact accounts of a worker's expert ranks.
+struct ExpertParallel {
+  std::shared_ptr<const place::Placement> at_first = nullptr;  // without copies; null: linear
+  std::optional<PlacementControlOptions> control = {};         // none: experts stay
+  bool feedback = true;  // false: engines' traces say nothing of their ranks (Gimbal's "no collaboration")
+};
 
 // Workers that are alike.
 struct WorkerGroup {
@@ -49,7 +60,8 @@ struct WorkerGroup {
   uint32_t engines = 1;                                    // data-parallel, each with a KV cache of its own
   bool lockstep = true;                                    // false: only with one rank
   uint32_t ranks = 1;                                      // of expert parallelism
-  std::shared_ptr<const ExpertRanks> placement = nullptr;  // null: linear
+  std::shared_ptr<const ExpertRanks> placement = nullptr;  // null: linear; not with expert_parallel
+  std::optional<ExpertParallel> expert_parallel = {};      // several ranks, lockstep
   EngineOptions engine = {};                               // of each engine; kv.blocks > 0
 };
 
@@ -132,6 +144,17 @@ struct EngineReport {
   std::vector<uint32_t> prompt_tokens_by_s;  // prefill tokens of the steps that ended in each second
 };
 
+// Copies of tokens: (token, expert) pairs, summed over layers and steps.
+struct ExpertReport {
+  double copies = 0, remote_copies = 0;  // the latter go to another engine's ranks
+  double busiest_copies = 0;             // of the rank that had the most in each layer and step
+  uint64_t migrations = 0, moved_experts = 0;
+  double stalled_s = 0;
+
+  double remote_share() const { return copies > 0 ? remote_copies / copies : 0; }
+  double max_over_mean(uint32_t ranks) const { return copies > 0 ? busiest_copies * ranks / copies : 1; }
+};
+
 struct WorkerReport {
   std::string name;
   Role role = Role::kBoth;
@@ -149,6 +172,7 @@ struct WorkerReport {
   double here_s = 0;            // alive
   uint32_t kv_left_blocks = 0;  // at the end: 0 unless something leaks
   std::vector<EngineReport> engines;
+  ExpertReport experts;  // with WorkerGroup::expert_parallel
 };
 
 struct StepRecord {

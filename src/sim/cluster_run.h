@@ -1,5 +1,6 @@
 // One run of a cluster, in parts: cluster.cpp checks and drives it, cluster_flow.cpp follows requests as the router
-// does, cluster_work.cpp runs the workers, cluster_traces.cpp sends what engines say of themselves.
+// does, cluster_work.cpp runs the workers, cluster_experts.cpp their expert ranks, cluster_traces.cpp sends what
+// engines say of themselves.
 //
 // Thread-safety: none. Private to the module.
 #pragma once
@@ -14,6 +15,7 @@
 #include "sim/cluster.h"
 #include "sim/event_queue.h"
 #include "sim/expert_load.h"
+#include "sim/rank_flow.h"
 #include "sim/sim_clock.h"
 
 namespace kindred::sim {
@@ -21,8 +23,8 @@ namespace kindred::sim {
 class ClusterRun {
  public:
   ClusterRun(const ClusterOptions& options, std::span<const SimRequest> requests);
-  Status start();  // Error: what the policies refuse
-  SimResult run();
+  Status start();           // Error: what the policies refuse
+  Result<SimResult> run();  // Error: what the solver of a placement says
 
  private:
   enum class Kind : uint8_t { kArrival, kStepEnd, kFetched, kPoll, kProbe, kScript, kTrace, kTraceArrives };
@@ -38,6 +40,7 @@ class ClusterRun {
     uint32_t first = 0, last = 0;  // engines [first, last)
     ExpertUnion experts;
     bool busy = false;
+    bool moving = false;  // no step runs: experts move
     // The step that runs:
     int64_t begin_ns = 0;
     uint32_t prefill = 0, decode = 0;
@@ -66,6 +69,10 @@ class ClusterRun {
     std::vector<Unit> units;
     std::vector<Feed> feeds;                  // of each engine
     std::unique_ptr<ExpertLoad> expert_load;  // null: one rank
+    std::unique_ptr<RankFlow> flow;           // null: no WorkerGroup::expert_parallel
+    std::optional<PlacementControl> control = {};
+    std::optional<PlacementControl::Move> move = {};  // under way
+    int64_t window_ends_ns = 0;
     bool alive = false;
     uint32_t epoch = 0;
     int64_t out_free_ns = 0, in_free_ns = 0;  // its two directions of the network
@@ -114,6 +121,7 @@ class ClusterRun {
   double step_s(Worker& worker, Unit& unit);
   void note_experts(Worker& worker, uint32_t engine, StepShape& shape);
   void end_step(uint32_t worker, uint32_t unit);
+  void finish_result();
   void report_step(uint32_t worker, const Unit& unit);
   void begin_transfer(uint32_t at, uint32_t to);
   void fetched(uint32_t at);
@@ -123,6 +131,12 @@ class ClusterRun {
   void fail(uint32_t worker);
   void poll();
   void probe();
+
+  // cluster_experts.cpp
+  Status place_experts(Worker& worker, const expert::ExpertShape& shape) const;
+  double step_on_ranks_s(Worker& worker, Unit& unit);
+  bool begin_move(uint32_t worker, uint32_t unit);  // false: nothing moves
+  void end_move(Worker& worker, Unit& unit);
 
   // cluster_traces.cpp
   // An engine's state is another one: to be told as soon as allowed, and not before all of this moment has happened.
@@ -156,6 +170,7 @@ class ClusterRun {
   std::vector<uint32_t> free_ways_;
   bool disaggregated_ = false;
   size_t ended_ = 0;
+  std::optional<Error> failed_;
   SimResult result_;
 };
 

@@ -53,7 +53,8 @@ fleet::EngineTrace ClusterRun::trace_of(Worker& worker, uint32_t at) {
   out.waiting = static_cast<uint32_t>(engine.waiting());
   out.kv_usage = static_cast<double>(pool.used()) / pool.capacity();
   out.kv_tokens = uint64_t{pool.capacity()} * worker.group->engine.kv.block_tokens;
-  if (worker.expert_load) {
+  const auto& exact = worker.group->expert_parallel;
+  if (worker.expert_load && (!exact || exact->feedback)) {
     out.expert_pressure = worker.expert_load->recent_tokens(feed.first_rank, feed.last_rank, clock_.now_ns());
   }
   out.received.assign(feed.received.begin(), feed.received.end());

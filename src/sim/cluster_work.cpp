@@ -93,7 +93,6 @@ void ClusterRun::note_experts(Worker& worker, uint32_t engine, StepShape& shape)
 }
 
 double ClusterRun::step_s(Worker& worker, Unit& unit) {
-  const std::span<const uint32_t> experts = unit.experts.count();
   unit.prefill = unit.decode = 0;
   unit.engine_prefill.clear();
   for (const StepShape& shape : shapes_) {
@@ -101,6 +100,8 @@ double ClusterRun::step_s(Worker& worker, Unit& unit) {
     unit.decode += shape.decode_requests;
     unit.engine_prefill.push_back(shape.prefill_tokens);
   }
+  if (worker.flow) return step_on_ranks_s(worker, unit);
+  const std::span<const uint32_t> experts = unit.experts.count();
   double longest_s = 0;
   for (uint32_t e = unit.first; e < unit.last; ++e) {
     StepShape& shape = shapes_[e - unit.first];
@@ -122,6 +123,7 @@ void ClusterRun::begin_step(uint32_t at, uint32_t part) {
   Unit& unit = worker.units[part];
   if (!worker.alive || unit.busy) return;
   measure_load(worker);
+  if (worker.control && begin_move(at, part)) return;
   if (!plan_unit(at, unit)) return;
   unit.busy = true;
   unit.begin_ns = clock_.now_ns();
@@ -171,8 +173,12 @@ void ClusterRun::end_step(uint32_t at, uint32_t part) {
   Worker& worker = workers_[at];
   Unit& unit = worker.units[part];
   measure_load(worker);
-  report_step(at, unit);
   unit.busy = false;
+  if (unit.moving) {
+    end_move(worker, unit);
+    return kick(at);
+  }
+  report_step(at, unit);
   emitted_.clear();
   for (uint32_t e = unit.first; e < unit.last; ++e) {
     worker.engines[e].finish(emitted_);
@@ -246,7 +252,7 @@ void ClusterRun::fail(uint32_t at) {
   measure_load(worker);
   worker.alive = false;
   ++worker.epoch;
-  for (Unit& unit : worker.units) unit.busy = false;
+  for (Unit& unit : worker.units) unit.busy = unit.moving = false;
   for (Feed& feed : worker.feeds) {
     feed.sequence = 0;
     feed.due_ns = -1;

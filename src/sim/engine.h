@@ -84,6 +84,15 @@ class Engine {
       if (slot.decodes || slot.chunk > 0) visit(*slot.sequence.experts, slot.chunk, slot.decodes ? 1U : 0U);
     }
   }
+  // token(std::span<const uint64_t> row of its tape) and chunk(const expert::ExpertCounts& prompt, tokens), likewise.
+  void for_each_planned_row(const auto& token, const auto& chunk) const {
+    for (const uint32_t at : running_) {
+      const Slot& slot = slots_[at];
+      const RequestExperts& uses = *slot.sequence.experts;
+      if (slot.decodes) token(uses.decode->token((uses.first + slot.sequence.generated - 1) % uses.decode->tokens()));
+      if (slot.chunk > 0) chunk(*uses.prompt, slot.chunk);
+    }
+  }
   const KvPool& pool() const { return pool_; }
   KvPool& pool() { return pool_; }
   uint64_t preemptions() const { return preemptions_; }

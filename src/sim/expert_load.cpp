@@ -76,6 +76,11 @@ void ExpertLoad::add(const RequestExperts& experts, uint32_t prompt_tokens, uint
   if (generated_tokens > 0) add_shares(of_tape(*experts.decode), generated_tokens);
 }
 
+void ExpertLoad::add_ranks(std::span<const double> tokens, int64_t now_ns) {
+  move_to(now_ns);
+  for (size_t rank = 0; rank < now_.size(); ++rank) now_[rank] += tokens[rank];
+}
+
 double ExpertLoad::recent_tokens(uint32_t first, uint32_t last, int64_t now_ns) {
   move_to(now_ns);
   const double gone = static_cast<double>(now_ns - window_ * kWindow_ns) / static_cast<double>(kWindow_ns);

@@ -29,6 +29,8 @@ class ExpertLoad {
 
   // Tokens of one sequence, computed in the step that began at `now_ns`; times never go back.
   void add(const RequestExperts& experts, uint32_t prompt_tokens, uint32_t generated_tokens, int64_t now_ns);
+  // What each rank got in the step that began at `now_ns`, where it is known: [ranks], token equivalents.
+  void add_ranks(std::span<const double> tokens, int64_t now_ns);
   // Of one rank, or of all in [first, last).
   double recent_tokens(uint32_t first, uint32_t last, int64_t now_ns);
   // Of `experts`' tokens, the part that goes to ranks in [first, last).

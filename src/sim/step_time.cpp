@@ -81,6 +81,43 @@ double StepTime::moe_layers_us(std::span<const uint32_t> experts, double group_t
   return sum_us;
 }
 
+// Each layer waits for its slowest rank.
+double StepTime::moe_ranks_us(const StepShape& step) const {
+  const ModelDims& dims = profile_.dims;
+  double sum_us = 0;
+  for (size_t at = 0; at < step.rank_copies.size(); at += step.ranks) {
+    double slowest_us = profile_.moe.a_us;
+    for (size_t r = at; r < at + step.ranks; ++r) {
+      const double distinct = step.rank_experts[r];
+      if (distinct <= 0) continue;
+      const double copies = std::max<double>(distinct, step.rank_copies[r]);
+      slowest_us =
+          std::max(slowest_us, moe_kernel_us(profile_.moe, copies, distinct, dims.experts / step.ranks, dims.top_k));
+    }
+    sum_us += slowest_us;
+  }
+  return sum_us * dims.moe_layers * step.ranks / static_cast<double>(step.rank_copies.size());
+}
+
+double StepTime::all_to_all_us(const StepShape& step, double tokens) const {
+  const ModelDims& dims = profile_.dims;
+  const AllToAllFigures& figures = profile_.all_to_all;
+  // The kernels were measured with copies spread evenly over their ranks, so the bytes there are all copies; what
+  // stays on the rank is left out in proportion.
+  const double even = figures.ranks > 0 ? (figures.ranks - 1.0) / figures.ranks : 1;
+  double copies = 0;  // a layer
+  if (step.link_copies.empty()) {
+    const double share = step.remote_share < 0 ? (step.ranks - 1.0) / step.ranks : step.remote_share;
+    copies = tokens * dims.top_k * share;
+  } else {
+    for (const float carried : step.link_copies) copies += carried;
+    copies /= static_cast<double>(step.link_copies.size());
+  }
+  const double values = copies * dims.hidden / even;
+  return dims.moe_layers * (figures.dispatch_us + values / figures.dispatch_bytes_per_us + figures.combine_us +
+                            2 * values / figures.combine_bytes_per_us);
+}
+
 double StepTime::gemm_us(const Projection& projection, double tokens) const {
   return projection.count * gemm_kernel_us(profile_.gemm, tokens, projection.n, projection.k, projection.weight_bytes);
 }
@@ -124,7 +161,9 @@ StepTime::Parts StepTime::parts(const StepShape& step) const {
   const double tokens = step.prefill_tokens + decode;
   const double group = step.group_tokens > 0 ? step.group_tokens : static_cast<double>(own) * step.ranks;
 
-  if (step.experts.empty()) {
+  if (!step.rank_copies.empty()) {
+    parts.moe_us = moe_ranks_us(step);
+  } else if (step.experts.empty()) {
     const double even = uniform_union(dims.experts, dims.top_k, group) / step.ranks;
     parts.moe_us = dims.moe_layers * moe_layer_us(group, even, step.ranks);
   } else {
@@ -138,16 +177,7 @@ StepTime::Parts StepTime::parts(const StepShape& step) const {
     if (head) parts.head_us += gemm_us(projection, decode + (step.prefill_tokens > 0 ? 1 : 0));
     else parts.projections_us += gemm_us(projection, tokens);
   }
-  if (step.ranks > 1) {
-    const AllToAllFigures& figures = profile_.all_to_all;
-    const double share = step.remote_share < 0 ? (step.ranks - 1.0) / step.ranks : step.remote_share;
-    // The kernels were measured with copies spread evenly over their ranks, so the bytes there are all copies; what
-    // stays on the rank is left out in proportion.
-    const double even = figures.ranks > 0 ? (figures.ranks - 1.0) / figures.ranks : 1;
-    const double values = tokens * dims.top_k * dims.hidden * share / even;
-    parts.all_to_all_us = dims.moe_layers * (figures.dispatch_us + values / figures.dispatch_bytes_per_us +
-                                             figures.combine_us + 2 * values / figures.combine_bytes_per_us);
-  }
+  if (step.ranks > 1) parts.all_to_all_us = all_to_all_us(step, tokens);
   parts.host_us = profile_.host.step_us + dims.layers * profile_.host.layer_us;
   return parts;
 }

@@ -26,6 +26,12 @@ struct StepShape {
   // The share of a token's top_k copies that goes to another rank; below 0: (ranks - 1) / ranks, as without regard
   // to placement.
   double remote_share = -1;
+  // Where each rank's work is known (sim/rank_flow.h), in place of `experts`, `group_tokens` and `remote_share` for
+  // experts and their exchange: [layers, ranks] copies of the group's tokens and distinct experts, and [layers] the
+  // copies that the busiest link carries. All three, or none.
+  std::span<const float> rank_copies = {};
+  std::span<const uint32_t> rank_experts = {};
+  std::span<const float> link_copies = {};
 };
 
 class StepTime {
@@ -52,6 +58,8 @@ class StepTime {
 
  private:
   double moe_layers_us(std::span<const uint32_t> experts, double group_tokens, uint32_t ranks) const;
+  double moe_ranks_us(const StepShape& step) const;
+  double all_to_all_us(const StepShape& step, double tokens) const;
   double gemm_us(const Projection& projection, double tokens) const;
   double attention_us(const StepShape& step, double decode) const;
   double padded(uint32_t decode_requests) const;
