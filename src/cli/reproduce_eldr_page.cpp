@@ -18,6 +18,11 @@ namespace {
 using reproduce::Workload;
 
 std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
+// Predicted and measured; a NaN is not there.
+std::string both(double predicted, double measured) {
+  const auto text = [](double share) { return std::isnan(share) ? std::string("-") : signed_percent(share); };
+  return text(predicted) + " / " + text(measured);
+}
 
 const EldrCellRow* find_row_of(const EldrComparison& comparison, Workload workload, std::string_view model,
                                std::string_view policy, uint32_t rate) {
@@ -96,30 +101,81 @@ std::vector<std::vector<std::string>> cell_rows(const EldrComparison& comparison
   return out;
 }
 
-// The other two panels of ELDR's figures 11 and 12.
+// The other two panels of ELDR's figures 11 and 12, by rate.
 std::vector<std::vector<std::string>> tail_rows(const EldrComparison& comparison) {
-  std::vector<std::vector<std::string>> out = {{"workload", "model", "ELDR's p99 TPOT against rr: predicted",
-                                                "measured", "median TTFT at 20/s, ELDR", "measured", "at 100/s",
-                                                "measured"}};
+  std::vector<std::vector<std::string>> out = {{"p99 TPOT: ELDR's change against rr", "mean"}};
+  for (const uint32_t rate : reproduce::kEldrRates) out[0].push_back(fmt::format("{}/s", rate));
   for (const auto& group : comparison.groups) {
+    std::vector<std::string> cells;
     double predicted = 0, measured = 0, rates = 0;
     for (const uint32_t rate : reproduce::kEldrRates) {
       const EldrCellRow* eldr = find_row_of(comparison, group.workload, group.model, "eldr", rate);
       const EldrCellRow* rr = find_row_of(comparison, group.workload, group.model, "rr", rate);
-      if (eldr == nullptr || rr == nullptr) continue;
-      predicted += eldr->predicted_p99_ms / rr->predicted_p99_ms - 1;
-      measured += eldr->measured_p99_ms / rr->measured_p99_ms - 1;
+      if (eldr == nullptr || rr == nullptr) {
+        cells.emplace_back("-");
+        continue;
+      }
+      const double one = eldr->predicted_p99_ms / rr->predicted_p99_ms - 1;
+      const double other = eldr->measured_p99_ms / rr->measured_p99_ms - 1;
+      cells.push_back(both(one, other));
+      predicted += one;
+      measured += other;
       ++rates;
     }
-    std::vector<std::string> cells = {std::string(to_string(group.workload)), group.model,
-                                      signed_percent(predicted / rates), signed_percent(measured / rates)};
-    for (const uint32_t rate : {reproduce::kEldrRates.front(), reproduce::kEldrRates.back()}) {
+    cells.insert(cells.begin(), {fmt::format("{} {}", group.model, to_string(group.workload)),
+                                 both(predicted / rates, measured / rates)});
+    out.push_back(std::move(cells));
+  }
+  return out;
+}
+
+std::vector<std::vector<std::string>> ttft_rows(const EldrComparison& comparison) {
+  std::vector<std::vector<std::string>> out = {{"median TTFT with ELDR, ms"}};
+  for (const uint32_t rate : reproduce::kEldrRates) out[0].push_back(fmt::format("{}/s", rate));
+  for (const auto& group : comparison.groups) {
+    std::vector<std::string> cells = {fmt::format("{} {}", group.model, to_string(group.workload))};
+    for (const uint32_t rate : reproduce::kEldrRates) {
       const EldrCellRow* row = find_row_of(comparison, group.workload, group.model, "eldr", rate);
-      cells.push_back(row == nullptr ? "" : fmt::format("{:.1f} ms", row->predicted_ttft_ms));
-      cells.push_back(row == nullptr ? "" : fmt::format("{:.1f} ms", row->measured_ttft_ms));
+      cells.push_back(row == nullptr ? "-"
+                                     : fmt::format("{:.1f} / {:.1f}", row->predicted_ttft_ms, row->measured_ttft_ms));
     }
     out.push_back(std::move(cells));
   }
+  return out;
+}
+
+// By round-robin's batch, which the rate sets.
+std::vector<std::vector<std::string>> experts_rows(const reproduce::EldrReproduction& run) {
+  std::vector<std::vector<std::string>> out = {{"distinct experts with ELDR (round-robin's batch)"}};
+  for (const uint32_t rate : reproduce::kEldrRates) out[0].push_back(fmt::format("{}/s", rate));
+  out[0].emplace_back("mean");
+  double all = 0, groups = 0;
+  for (const auto& fit : run.fits) {
+    for (const Workload workload : reproduce::kWorkloads) {
+      std::vector<std::string> cells = {fmt::format("{} {}", fit.model, to_string(workload))};
+      double sum = 0, rates = 0;
+      for (const uint32_t rate : reproduce::kEldrRates) {
+        const auto* eldr = reproduce::find_cell(run.cells, workload, fit.model, "eldr", rate);
+        const auto* rr = reproduce::find_cell(run.cells, workload, fit.model, "rr", rate);
+        if (eldr == nullptr || rr == nullptr) {
+          cells.emplace_back("-");
+          continue;
+        }
+        const double change = eldr->cell.experts / rr->cell.experts - 1;
+        cells.push_back(fmt::format("{} ({:.0f})", signed_percent(change), rr->cell.batch));
+        sum += change;
+        ++rates;
+      }
+      cells.push_back(signed_percent(sum / rates));
+      all += sum / rates;
+      ++groups;
+      out.push_back(std::move(cells));
+    }
+  }
+  std::vector<std::string> last(out[0].size());
+  last.front() = "all (published: -22 %)";
+  last.back() = signed_percent(all / groups);
+  out.push_back(std::move(last));
   return out;
 }
 
@@ -131,15 +187,16 @@ double change_of(const reproduce::EldrReproduction& run, Workload workload, cons
   return to->cell.tpot50_ms / from->cell.tpot50_ms - 1;
 }
 
-// Published change of a variant of ELDR against round-robin, in the same file and model; NaN: not there.
+// Published change of a variant of ELDR against the round-robin row before it, in the same file and model; NaN: not
+// there.
 double published_change(std::span<const reproduce::EldrRow> rows, const std::string& model, std::string_view variant) {
-  double rr = 0, eldr = 0;
+  double rr = 0;
   for (const reproduce::EldrRow& row : rows) {
     if (row.model != model) continue;
-    if (row.policy == "rr" && rr == 0) rr = row.tpot50_ms;
-    if (row.policy == "eldr" && row.variant == variant) eldr = row.tpot50_ms;
+    if (row.policy == "rr") rr = row.tpot50_ms;
+    if (row.policy == "eldr" && row.variant == variant && rr > 0) return row.tpot50_ms / rr - 1;
   }
-  return rr > 0 && eldr > 0 ? eldr / rr - 1 : std::numeric_limits<double>::quiet_NaN();
+  return std::numeric_limits<double>::quiet_NaN();
 }
 
 Result<std::vector<std::vector<std::string>>> ablation_rows(const std::string& tables,
@@ -148,7 +205,9 @@ Result<std::vector<std::vector<std::string>>> ablation_rows(const std::string& t
     std::string_view file, published, variant, name;
   };
   constexpr uint32_t kRate = 60;
-  const std::vector<Ablation> all = {{"fig15_locality_band", "tau-0", "tau 0", "τ 0"},
+  const std::vector<Ablation> all = {{"fig13_signature", "count_idf", "", "count·idf"},
+                                     {"fig13_signature", "gate_prob_all", "gate", "gate probability"},
+                                     {"fig15_locality_band", "tau-0", "tau 0", "τ 0"},
                                      {"fig15_locality_band", "tau-0.1", "", "τ 0.1"},
                                      {"fig15_locality_band", "tau-0.2", "tau 0.2", "τ 0.2"},
                                      {"fig15_locality_band", "tau-0.3", "tau 0.3", "τ 0.3"},
@@ -168,8 +227,7 @@ Result<std::vector<std::vector<std::string>>> ablation_rows(const std::string& t
         if (!rows) return rows.error();
         const double measured = published_change(*rows, fit.model, ablation.published);
         const double predicted = change_of(run, workload, fit.model, kRate, ablation.variant);
-        cells.push_back(fmt::format("{} / {}", std::isnan(predicted) ? "-" : signed_percent(predicted),
-                                    std::isnan(measured) ? "-" : signed_percent(measured)));
+        cells.push_back(both(predicted, measured));
       }
     }
     out.push_back(std::move(cells));
@@ -178,15 +236,87 @@ Result<std::vector<std::vector<std::string>>> ablation_rows(const std::string& t
 }
 
 // Means over the rates that there are.
-double mean_change(const reproduce::EldrReproduction& run, const std::string& model, std::string_view variant) {
+double mean_change(const reproduce::EldrReproduction& run, Workload workload, const std::string& model,
+                   std::string_view variant) {
   double sum = 0, rates = 0;
   for (const uint32_t rate : reproduce::kEldrRates) {
-    const double one = change_of(run, Workload::kTask, model, rate, variant, variant);
+    const double one = change_of(run, workload, model, rate, variant, variant);
     if (std::isnan(one)) continue;
     sum += one;
     ++rates;
   }
   return rates > 0 ? sum / rates : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::vector<std::vector<std::string>> scaling_rows(const reproduce::EldrReproduction& run) {
+  std::vector<std::vector<std::string>> out = {{"mean over rates", "8P8D", "8P16D", "8P24D"}};
+  constexpr std::array<std::string_view, 3> kVariants = {"8D", "", "24D"};
+  std::array<double, 3> sums{};
+  double groups = 0;
+  for (const auto& fit : run.fits) {
+    for (const Workload workload : reproduce::kWorkloads) {
+      std::vector<std::string> cells = {fmt::format("{} {}", fit.model, to_string(workload))};
+      for (size_t v = 0; v < kVariants.size(); ++v) {
+        const double change = mean_change(run, workload, fit.model, kVariants.at(v));
+        cells.push_back(signed_percent(change));
+        sums.at(v) += change;
+      }
+      ++groups;
+      out.push_back(std::move(cells));
+    }
+  }
+  out.push_back({"all: predicted / published", both(sums[0] / groups, -0.080), both(sums[1] / groups, -0.098),
+                 both(sums[2] / groups, -0.102)});
+  return out;
+}
+
+Result<std::vector<std::vector<std::string>>> cache_rows(const std::string& tables,
+                                                         const reproduce::EldrReproduction& run) {
+  const auto rows = reproduce::read_eldr_rows(tables + "/prefix_cache_100reqs.csv", Workload::kTask);
+  if (!rows) return rows.error();
+  std::vector<std::vector<std::string>> out = {
+      {"prefix cache", "policy", "TPOT p50", "against rr", "TPOT p99", "median TTFT"}};
+  // Two rows without a cache, then two with one.
+  double predicted_rr = 0, measured_rr = 0;
+  for (size_t r = 0; r < rows->size(); ++r) {
+    const reproduce::EldrRow& row = (*rows)[r];
+    const std::string_view variant = r < rows->size() / 2 ? "cache off" : "cache on";
+    const auto* found = reproduce::find_cell(run.cells, Workload::kTask, row.model, row.policy, row.rate, variant);
+    if (found == nullptr) continue;
+    if (row.policy == "rr") {
+      predicted_rr = found->cell.tpot50_ms;
+      measured_rr = row.tpot50_ms;
+    }
+    out.push_back({std::string(variant.substr(6)), row.policy,
+                   fmt::format("{:.1f} / {:.1f} ms", found->cell.tpot50_ms, row.tpot50_ms),
+                   both(found->cell.tpot50_ms / predicted_rr - 1, row.tpot50_ms / measured_rr - 1),
+                   fmt::format("{:.1f} / {:.1f} ms", found->cell.tpot99_ms, row.tpot99_ms),
+                   fmt::format("{:.0f} / {:.0f} ms", found->cell.ttft50_ms, row.ttft50_ms)});
+  }
+  return out;
+}
+
+std::vector<std::vector<std::string>> large_rows(const reproduce::EldrReproduction& run) {
+  std::vector<std::vector<std::string>> out = {{"Qwen3-235B, language, 2P8D, TP 4, EP 4", "rr: TPOT p50", "rr: batch",
+                                                "ELDR: p50", "ELDR: p99", "experts read by the worst rank"}};
+  const std::string& model = reproduce::large_model().key;
+  double p50 = 0, p99 = 0, rates = 0;
+  for (const uint32_t rate : reproduce::kLargeRates) {
+    const auto* eldr = reproduce::find_cell(run.cells, Workload::kLanguage, model, "eldr", rate);
+    const auto* rr = reproduce::find_cell(run.cells, Workload::kLanguage, model, "rr", rate);
+    if (eldr == nullptr || rr == nullptr) continue;
+    const double one = eldr->cell.tpot50_ms / rr->cell.tpot50_ms - 1;
+    const double other = eldr->cell.tpot99_ms / rr->cell.tpot99_ms - 1;
+    out.push_back({fmt::format("{}/s", rate), fmt::format("{:.1f} ms", rr->cell.tpot50_ms),
+                   fmt::format("{:.0f}", rr->cell.batch), signed_percent(one), signed_percent(other),
+                   signed_percent(eldr->cell.worst_experts / rr->cell.worst_experts - 1)});
+    p50 += one;
+    p99 += other;
+    ++rates;
+  }
+  if (rates > 0)
+    out.push_back({"mean: predicted / published", "", "", both(p50 / rates, -0.043), both(p99 / rates, -0.020), ""});
+  return out;
 }
 
 std::string checks_text(const reproduce::EldrReproduction& run, const EldrComparison& comparison) {
@@ -198,14 +328,9 @@ std::string checks_text(const reproduce::EldrReproduction& run, const EldrCompar
                          signed_percent(change_of(run, workload, fit.model, 60, "")));
     }
   }
-  const auto scaling = [&](std::string_view variant) { return signed_percent(mean_change(run, "qwen", variant)); };
-  out += fmt::format(
-      "- scaling, qwen task, mean over rates: 8P8D {}, 8P16D {}, 8P24D {} (published, mean of six settings: "
-      "-8.0, -9.8, -10.2 %)\n",
-      scaling("8D"), scaling(""), scaling("24D"));
   for (const auto& fit : run.fits) {
     const std::string by = "by " + run.fits.front().model;
-    if (std::isnan(mean_change(run, fit.model, by))) continue;
+    if (std::isnan(mean_change(run, Workload::kTask, fit.model, by))) continue;
     std::vector<double> errors;
     double measured = 0;
     for (const uint32_t rate : reproduce::kEldrRates) {
@@ -217,8 +342,9 @@ std::string checks_text(const reproduce::EldrReproduction& run, const EldrCompar
     }
     std::string list;
     for (const double error : errors) list += (list.empty() ? "" : ", ") + signed_percent(error);
-    out += fmt::format("- blind, {} {}: ELDR's change {} (measured {}); TPOT off by {}\n", fit.model, by,
-                       signed_percent(mean_change(run, fit.model, by)), signed_percent(measured), list);
+    out +=
+        fmt::format("- blind, {} {}: ELDR's change {} (measured {}); TPOT off by {}\n", fit.model, by,
+                    signed_percent(mean_change(run, Workload::kTask, fit.model, by)), signed_percent(measured), list);
   }
   return out;
 }
@@ -273,13 +399,18 @@ std::string assumptions() {
          "- **Traffic.** Poisson arrivals for 120 s, 512 tokens out; prompts of 4 to 1024 tokens, log-evenly. Task: "
          "four "
          "domains in equal shares. Language: ten, English and Chinese with three quarters (published); the others' "
-         "shares are assumed. No prompt comes twice, so prefix caches do nothing.\n"
+         "shares are assumed. No prompt comes twice, so prefix caches do nothing; save in the cache's own runs, where "
+         "2,000 prompts take turns on 1P16D, in blocks of 64 tokens, as in the artifact.\n"
          "- **Policies** are the production objects: `round-robin`, `random`, `least-loaded`, `power-of-two`, "
          "`locality-band` with tau 0.1 and no load cap. The domain oracle is the band with the domains' own mean "
          "signatures as centroids, so it decides by signature, not by label. No refit while it runs.\n"
-         "- **Not reproduced.** Gate-probability signatures (the process has no gates), prefix caches (its prompts "
-         "have "
-         "no prefixes in common) and Qwen3-235B (no round-robin rows to calibrate on).\n";
+         "- **Gate probabilities.** The synthetic process chooses experts one after the other in proportion to "
+         "exp(utility), which is to take the top k of utility + Gumbel noise. The gate's probabilities are taken to be "
+         "the softmax of these logits, given the choice (`src/sim/synthetic_gates.h`); real gates may say more.\n"
+         "- **Qwen3-235B.** No row of it was published, only means over rates that we do not know. Its law is that of "
+         "Qwen3-30B, stretched: fixed time by layers, with two all-reduces of 20 µs for each; a token by what it "
+         "activates on one of four GPUs; experts by their bytes, of the rank that has the most to read; the same "
+         "kernels. Rates are chosen so that batches are those of the main tables.\n";
 }
 
 Status write_page(const std::filesystem::path& path, const std::string& text) {
@@ -304,7 +435,8 @@ std::string eldr_text(const reproduce::EldrReproduction& run, const EldrComparis
                        group.model, to_string(group.workload));
     out += table(cell_rows(comparison, group.workload, group.model)) + "\n";
   }
-  out += table(group_rows(comparison)) + "\n" + table(tail_rows(comparison)) + "\n";
+  out += table(group_rows(comparison)) + "\n" + table(tail_rows(comparison)) + "\n" + table(ttft_rows(comparison)) +
+         "\n" + table(experts_rows(run)) + "\n" + table(scaling_rows(run)) + "\n" + table(large_rows(run)) + "\n";
   out += fmt::format("median error of TPOT p50, all but round-robin: {:.1f} %\n\n", 100 * comparison.median_error);
   return out + checks_text(run, comparison);
 }
@@ -336,9 +468,15 @@ Status write_eldr_page(const std::string& folder, const std::string& tables, con
   }
   const auto ablations = ablation_rows(tables, run);
   if (!ablations) return ablations.error();
-  page += "\n## Tails and TTFT\n\n" + markdown_table(tail_rows(comparison)) +
+  const auto caches = cache_rows(tables, run);
+  if (!caches) return caches.error();
+  page += "\n## Tails, TTFT, experts\n\nPredicted / measured.\n\n" + markdown_table(tail_rows(comparison)) + "\n" +
+          markdown_table(ttft_rows(comparison)) + "\n" + markdown_table(experts_rows(run)) +
           "\n## Ablations\n\nELDR's change of median TPOT against round-robin, predicted / measured.\n\n" +
-          markdown_table(*ablations) + "\n## Checks\n\n" + checks_text(run, comparison);
+          markdown_table(*ablations) + "\n## Scaling\n\n" + markdown_table(scaling_rows(run)) +
+          "\n## Prefix cache\n\nGPT-OSS-120B, task, 100 requests a second, predicted / measured.\n\n" +
+          markdown_table(*caches) + "\n## A large model\n\n" + markdown_table(large_rows(run)) + "\n## Checks\n\n" +
+          checks_text(run, comparison);
   return write_page(std::filesystem::path(folder) / "eldr.md", page);
 }
 

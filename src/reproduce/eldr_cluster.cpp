@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "base/rng.h"
-#include "expert/fit.h"
 #include "sim/cohort_fit.h"
 #include "sim/trace_reader.h"
 
@@ -21,6 +20,7 @@ constexpr uint32_t kKvBlocks = 60'000;  // 960,000 tokens: 192 GB, less weights,
 constexpr uint64_t kCalibrationBegins = uint64_t{1} << 40;
 constexpr uint32_t kCalibrationTokens = 128;  // of a tape, counted
 constexpr double kNoLoadCap = 0;
+constexpr float kGateUnits = 1024;  // of a gate sum of 1, where it stands for counts
 
 expert::ExpertShape shape_of(const EldrModel& model) {
   expert::ExpertShape shape;
@@ -78,6 +78,9 @@ Result<std::unique_ptr<EldrTraffic>> EldrTraffic::make(const EldrModel& model, W
   auto process = sim::make_synthetic(synthetic);
   if (!process) return std::move(process).error();
   out->process_ = *std::move(process);
+  auto gates = sim::make_synthetic_gates(synthetic);
+  if (!gates) return std::move(gates).error();
+  out->gates_ = *std::move(gates);
   out->mixed_ = mixed_experts(*out->process_, kMostMixedBatch, options.seed);
   if (Status done = out->calibrate(); !done) return std::move(done).error();
   return out;
@@ -100,7 +103,7 @@ Status EldrTraffic::calibrate() {
   return {};
 }
 
-Result<std::vector<sim::SimRequest>> EldrTraffic::draw(uint32_t rate, Experts experts) {
+Result<std::vector<sim::SimRequest>> EldrTraffic::draw(uint32_t rate, Experts experts, uint32_t prompts) {
   sim::ArrivalOptions arrivals;
   arrivals.requests = static_cast<uint64_t>(rate * options_.seconds);
   arrivals.rate_per_s = rate;
@@ -112,15 +115,24 @@ Result<std::vector<sim::SimRequest>> EldrTraffic::draw(uint32_t rate, Experts ex
   std::vector<sim::SimRequest> out;
   for (size_t i = 0; i < trace->requests.size(); ++i) {
     sim::TraceRequest& given = trace->requests[i];
-    given.prompt_tokens = lengths[i];
+    const size_t prompt = prompts > 0 ? i % prompts : i;
+    given.prompt_tokens = lengths[prompt];
     out.push_back({.arrival_s = given.arrival_s,
                    .prompt_tokens = given.prompt_tokens,
                    .output_tokens = kOutputTokens,
                    .blocks = {},
-                   .experts = process_->experts(given, i),
+                   .experts = process_->experts(given, prompt),
                    .label = {}});
+    if (prompts > 0) out.back().blocks.assign(given.prompt_tokens / kPrefixTokens, prompt + 1);
+    if (experts == Experts::kGates) {
+      auto sums = std::make_shared<expert::ExpertCounts>(*out.back().experts.prompt);
+      const std::vector<float> gates = gates_->prompt_gates(given, prompt);
+      for (size_t c = 0; c < gates.size(); ++c)
+        sums->data[c] = static_cast<uint32_t>(std::lround(kGateUnits * gates[c]));
+      out.back().experts.prompt = std::move(sums);
+    }
   }
-  if (experts == Experts::kOwn) return out;
+  if (experts != Experts::kShuffled) return out;
   // What is decoded is another request's; what prefill shows stays.
   for (size_t i = out.size(); i > 1; --i) {
     sim::RequestExperts& one = out[i - 1].experts;
@@ -136,10 +148,29 @@ Result<std::shared_ptr<const expert::CohortModel>> EldrTraffic::cohorts(Cohorts 
   options.workers = workers;
   options.seed = options_.seed;
   if (kind == Cohorts::kVanilla) options.balance = expert::Balance::kNone;
+  if (kind == Cohorts::kGates) return gate_cohorts(options);
   auto fitted = expert::fit_cohorts(calibration_, options);
   if (!fitted) return std::move(fitted).error();
   if (kind == Cohorts::kDomains) return domain_cohorts(fitted->model, workers);
   return std::make_shared<const expert::CohortModel>(std::move(fitted->model));
+}
+
+Result<std::shared_ptr<const expert::CohortModel>> EldrTraffic::gate_cohorts(expert::FitOptions options) const {
+  options.transform = expert::Transform::kGate;
+  expert::Activations gated = calibration_;
+  for (uint64_t i = 0; i < gated.requests(); ++i) {
+    sim::TraceRequest like;
+    like.prompt_tokens = gated.prompt_tokens[i];
+    const std::vector<float> gates = gates_->prompt_gates(like, kCalibrationBegins + i);
+    gated.prefill_gate.insert(gated.prefill_gate.end(), gates.begin(), gates.end());
+  }
+  auto fitted = expert::fit_cohorts(gated, options);
+  if (!fitted) return std::move(fitted).error();
+  expert::CohortData data = fitted->model.data();
+  data.transform = expert::Transform::kCount;  // requests report the sums in place of counts
+  auto made = expert::CohortModel::make(std::move(data));
+  if (!made) return std::move(made).error();
+  return std::make_shared<const expert::CohortModel>(*std::move(made));
 }
 
 Result<std::shared_ptr<const expert::CohortModel>> EldrTraffic::domain_cohorts(const expert::CohortModel& fitted,
@@ -176,7 +207,11 @@ Result<Cell> run_cell(std::span<const sim::SimRequest> requests, std::shared_ptr
   sim::ClusterOptions cluster;
   const auto group = [&](const char* name, Role role, uint32_t count) {
     sim::WorkerGroup out{.name = name, .role = role, .count = count, .cost = cost};
-    out.engine.kv = {.blocks = kKvBlocks, .block_tokens = kBlockTokens, .piece_tokens = 512, .cache = false};
+    out.ranks = role == Role::kDecode ? options.ranks : 1;
+    out.engine.kv = {.blocks = kKvBlocks,
+                     .block_tokens = kBlockTokens,
+                     .piece_tokens = kPrefixTokens,
+                     .cache = options.prefix_cache && role == Role::kPrefill};
     out.engine.max_running = 1024;
     return out;
   };
@@ -186,7 +221,8 @@ Result<Cell> run_cell(std::span<const sim::SimRequest> requests, std::shared_ptr
   cluster.router.decode.tau = options.policy == "domain" ? 0 : options.tau;
   cluster.router.decode.load_cap = kNoLoadCap;
   cluster.router.decode.seed = cluster.router.prefill.seed = options.seed;
-  cluster.router.prefill.name = "least-loaded";  // no prompt comes twice here: a hash of it would be as good as chance
+  // Where no prompt comes twice, a hash of it would be as good as chance; with a cache there is one prefill worker.
+  cluster.router.prefill.name = "least-loaded";
   cluster.router.cohorts = options.cohorts;
   const Result<sim::SimResult> run = sim::run_cluster(cluster, requests);
   if (!run) return run.error();
@@ -195,7 +231,8 @@ Result<Cell> run_cell(std::span<const sim::SimRequest> requests, std::shared_ptr
               .tpot99_ms = 1e3 * summary.tpot_s.p99,
               .ttft50_ms = 1e3 * summary.ttft_s.p50,
               .batch = summary.decode_batch,
-              .experts = summary.active_experts};
+              .experts = summary.active_experts,
+              .worst_experts = summary.worst_rank_experts};
 }
 
 }  // namespace kindred::reproduce

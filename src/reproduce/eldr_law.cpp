@@ -20,6 +20,11 @@ const std::array<EldrModel, 3> kModels = {{{"qwen", "Qwen3-30B-A3B", 48, 128, 8,
                                            {"gptoss", "GPT-OSS-120B", 36, 128, 4, 13.2e6, kShareMxfp4},
                                            {"gemma", "Gemma-4-26B-A4B", 30, 128, 8, 12.5e6, kShare16}}};
 constexpr double kBytesPerUs = 5.3e6;  // of an MI300X's memory
+// Experts of 3 x 4096 x 1536 in 16 bits.
+const EldrModel kLarge = {"qwen235b", "Qwen3-235B-A22B", 94, 128, 8, 37.7e6, kShare16};
+// Assumptions: an all-reduce of a few tokens among four GPUs; what a token activates (22 of 235 and 3.3 of 30.5
+// billion parameters), of which each of the four computes a quarter.
+constexpr double kAllReduceMs = 0.02, kAllReducesPerLayer = 2, kMoreActive = 22 / 3.3;
 
 constexpr uint32_t kLargestGraph = 512;
 // An assumption: what KV of a token takes, and a link of 50 GB/s. 512 tokens are a millisecond, of which a request's
@@ -92,6 +97,23 @@ void fill_kernels(std::array<double, kTunedSizes.size()>& kernel, const std::arr
 }  // namespace
 
 std::span<const EldrModel> eldr_models() { return kModels; }
+
+const EldrModel& large_model() { return kLarge; }
+
+DecodeLaw large_law(const EldrModel& from, const DecodeLaw& law) {
+  DecodeLaw out = law;
+  out.fixed_ms = law.fixed_ms * kLarge.layers / from.layers + kLarge.layers * kAllReducesPerLayer * kAllReduceMs;
+  out.token_us = law.token_us * kMoreActive / kLargeRanks;
+  out.expert_us = kLarge.expert_bytes / (kBytesPerUs * kLarge.bandwidth_share);
+  return out;
+}
+
+PrefillLaw large_law(const EldrModel& from, const PrefillLaw& law) {
+  PrefillLaw out = law;
+  out.fixed_ms = law.fixed_ms * kLarge.layers / from.layers + kLarge.layers * kAllReducesPerLayer * kAllReduceMs;
+  out.token_us = law.token_us * kMoreActive / kLargeRanks;
+  return out;
+}
 
 uint32_t captured_size(uint32_t tokens) {
   if (tokens <= 2) return std::max(tokens, 1U);

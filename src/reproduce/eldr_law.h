@@ -33,6 +33,11 @@ struct EldrModel {
 };
 // The three of the main tables. Layers and experts are the artifact's; top-k and sizes are the models' own.
 std::span<const EldrModel> eldr_models();
+// Qwen3-235B-A22B at 2P8D, each worker four GPUs with tensor and expert parallelism. No row of it was published, so its
+// law is another model's, stretched (large_law()).
+const EldrModel& large_model();
+inline constexpr uint32_t kLargeRanks = 4, kLargePrefillWorkers = 2, kLargeDecodeWorkers = 8;
+inline constexpr std::array<uint32_t, 4> kLargeRates = {5, 10, 15, 20};  // requests a second; the paper's are not known
 
 inline constexpr uint32_t kOutputTokens = 512;  // of every request, the first one made by the prefill worker
 inline constexpr uint32_t kDecodeWorkers = 16, kPrefillWorkers = 8;
@@ -54,6 +59,11 @@ struct DecodeLaw {
 struct PrefillLaw {
   double fixed_ms = 0, token_us = 0;
 };
+
+// Of large_model(), from the law of `from`: fixed by layers, and two all-reduces for each; a token by the parameters
+// that it activates on one GPU; an expert by its bytes; the same kernels.
+DecodeLaw large_law(const EldrModel& from, const DecodeLaw& law);
+PrefillLaw large_law(const EldrModel& from, const PrefillLaw& law);
 
 class EldrCost final : public sim::StepCost {
  public:

@@ -14,7 +14,10 @@ namespace {
 // bits. An assumption; eager kernels' fixed time is most of a prefill.
 constexpr double kPrefillTokenUs = 20;
 constexpr uint32_t kVariantRate = 60;  // of the published ablations
-constexpr std::string_view kScalingModel = "qwen";
+// Of the published runs with prefix caches.
+constexpr std::string_view kCacheModel = "gptoss";
+constexpr uint32_t kCacheRate = 100, kCachePrompts = 2000, kCachePrefillWorkers = 1;
+constexpr std::string_view kLargeFrom = "qwen";  // of the same family
 
 struct Job {
   Predicted about;
@@ -37,12 +40,18 @@ class EldrRunner {
   Status run_workload(EldrTraffic& traffic, std::shared_ptr<const sim::StepCost> cost);
   std::vector<Job> main_jobs(const EldrTraffic& traffic, uint32_t rate, std::shared_ptr<const sim::StepCost> cost);
   void add_variants(const Job& eldr, std::vector<Job>& jobs);
+  void add_scaling(const Job& rr, const Job& eldr, std::vector<Job>& jobs);
+  Status run_other_experts(EldrTraffic& traffic, const Job& rr, const Job& eldr);
+  Status run_cache(EldrTraffic& traffic, const Job& rr, const Job& eldr);
+  Status run_large(const EldrModel& from);
+  bool runs_cache(const EldrModel& model) const;
+  bool runs_large(const EldrModel& model) const { return options_.large && model.key == kLargeFrom; }
   Status run_jobs(std::span<const sim::SimRequest> requests, std::vector<Job> jobs);
   size_t cells_of(const EldrModel& model) const;
 
   using Cohorts = std::shared_ptr<const expert::CohortModel>;
   struct CohortSet {
-    Cohorts balanced, vanilla, domains, of_8, of_24;
+    Cohorts balanced = {}, vanilla = {}, domains = {}, gates = {}, of_8 = {}, of_24 = {};
   };
   Status make_cohorts(const EldrTraffic& traffic);
 
@@ -87,9 +96,10 @@ Status EldrRunner::make_cohorts(const EldrTraffic& traffic) {
   cohorts_ = {};
   if (Status ok = make(Kind::kBalanced, kDecodeWorkers, cohorts_.balanced); !ok) return ok;
   if (Status ok = make(Kind::kVanilla, kDecodeWorkers, cohorts_.vanilla); !ok) return ok;
-  if (traffic.model().key == kScalingModel) {
-    if (Status ok = make(Kind::kBalanced, 8, cohorts_.of_8); !ok) return ok;
-    if (Status ok = make(Kind::kBalanced, 24, cohorts_.of_24); !ok) return ok;
+  if (Status ok = make(Kind::kBalanced, 8, cohorts_.of_8); !ok) return ok;
+  if (Status ok = make(Kind::kBalanced, 24, cohorts_.of_24); !ok) return ok;
+  if (options_.gates) {
+    if (Status ok = make(Kind::kGates, kDecodeWorkers, cohorts_.gates); !ok) return ok;
   }
   return make(Kind::kDomains, kDecodeWorkers, cohorts_.domains);
 }
@@ -122,6 +132,17 @@ void EldrRunner::add_variants(const Job& eldr, std::vector<Job>& jobs) {
   vanilla.about.variant = "vanilla";
 }
 
+void EldrRunner::add_scaling(const Job& rr, const Job& eldr, std::vector<Job>& jobs) {
+  for (const auto& [workers, cohorts] : {std::pair(8U, cohorts_.of_8), std::pair(24U, cohorts_.of_24)}) {
+    for (Job job : {rr, eldr}) {
+      job.options.decode_workers = workers;
+      if (job.options.cohorts) job.options.cohorts = cohorts;
+      job.about.variant = fmt::format("{}D", workers);
+      jobs.push_back(std::move(job));
+    }
+  }
+}
+
 Status EldrRunner::run_workload(EldrTraffic& traffic, std::shared_ptr<const sim::StepCost> cost) {
   if (Status ok = make_cohorts(traffic); !ok) return ok;
   for (const uint32_t rate : options_.rates) {
@@ -130,23 +151,75 @@ Status EldrRunner::run_workload(EldrTraffic& traffic, std::shared_ptr<const sim:
     std::vector<Job> jobs = main_jobs(traffic, rate, cost);
     const Job rr = jobs.front(), eldr = jobs.back();
     if (rate == kVariantRate) add_variants(eldr, jobs);
-    for (const auto& [workers, cohorts] : {std::pair(8U, cohorts_.of_8), std::pair(24U, cohorts_.of_24)}) {
-      if (!cohorts || traffic.workload() != Workload::kTask) continue;
-      for (Job job : {rr, eldr}) {
-        job.options.decode_workers = workers;
-        if (job.options.cohorts) job.options.cohorts = cohorts;
-        job.about.variant = fmt::format("{}D", workers);
-        jobs.push_back(std::move(job));
-      }
-    }
+    add_scaling(rr, eldr, jobs);
     if (Status ok = run_jobs(*requests, std::move(jobs)); !ok) return ok;
-    if (rate != kVariantRate) continue;
     requests->clear();
-    auto shuffled = traffic.draw(rate, EldrTraffic::Experts::kShuffled);
-    if (!shuffled) return std::move(shuffled).error();
-    std::vector<Job> check = {rr, eldr};
-    for (Job& job : check) job.about.variant = "shuffled";
-    if (Status ok = run_jobs(*shuffled, std::move(check)); !ok) return ok;
+    if (rate == kVariantRate) {
+      if (Status ok = run_other_experts(traffic, rr, eldr); !ok) return ok;
+    }
+    if (rate == kCacheRate && traffic.workload() == Workload::kTask && runs_cache(traffic.model())) {
+      if (Status ok = run_cache(traffic, rr, eldr); !ok) return ok;
+    }
+  }
+  return {};
+}
+
+Status EldrRunner::run_other_experts(EldrTraffic& traffic, const Job& rr, const Job& eldr) {
+  auto requests = traffic.draw(kVariantRate, EldrTraffic::Experts::kShuffled);
+  if (!requests) return std::move(requests).error();
+  std::vector<Job> check = {rr, eldr};
+  for (Job& job : check) job.about.variant = "shuffled";
+  if (Status ok = run_jobs(*requests, std::move(check)); !ok || !options_.gates) return ok;
+  requests->clear();
+  requests = traffic.draw(kVariantRate, EldrTraffic::Experts::kGates);
+  if (!requests) return std::move(requests).error();
+  Job gate = eldr;
+  gate.options.cohorts = cohorts_.gates;
+  gate.about.variant = "gate";
+  return run_jobs(*requests, {gate});
+}
+
+Status EldrRunner::run_cache(EldrTraffic& traffic, const Job& rr, const Job& eldr) {
+  auto requests = traffic.draw(kCacheRate, EldrTraffic::Experts::kOwn, kCachePrompts);
+  if (!requests) return std::move(requests).error();
+  std::vector<Job> jobs;
+  for (const bool cache : {false, true}) {
+    for (Job job : {rr, eldr}) {
+      job.options.prefill_workers = kCachePrefillWorkers;
+      job.options.prefix_cache = cache;
+      job.about.variant = cache ? "cache on" : "cache off";
+      jobs.push_back(std::move(job));
+    }
+  }
+  return run_jobs(*requests, std::move(jobs));
+}
+
+bool EldrRunner::runs_cache(const EldrModel& model) const {
+  return model.key == kCacheModel && std::ranges::count(options_.rates, kCacheRate) > 0;
+}
+
+Status EldrRunner::run_large(const EldrModel& from) {
+  const EldrModelFit& fit = out_.fits.back();
+  const auto cost = std::make_shared<const EldrCost>(large_law(from, fit.fit.law), large_law(from, fit.prefill));
+  auto made =
+      EldrTraffic::make(large_model(), Workload::kLanguage,
+                        {.seconds = options_.seconds, .calibration = options_.calibration, .seed = options_.seed});
+  if (!made) return std::move(made).error();
+  EldrTraffic& traffic = **made;
+  auto cohorts = traffic.cohorts(EldrTraffic::Cohorts::kBalanced, kLargeDecodeWorkers);
+  if (!cohorts) return std::move(cohorts).error();
+  for (const uint32_t rate : kLargeRates) {
+    auto requests = traffic.draw(rate);
+    if (!requests) return std::move(requests).error();
+    const std::vector<Job> all = main_jobs(traffic, rate, cost);
+    std::vector<Job> jobs = {all.front(), all.back()};
+    for (Job& job : jobs) {
+      job.options.prefill_workers = kLargePrefillWorkers;
+      job.options.decode_workers = kLargeDecodeWorkers;
+      job.options.ranks = kLargeRanks;
+    }
+    jobs.back().options.cohorts = *cohorts;
+    if (Status ok = run_jobs(*requests, std::move(jobs)); !ok) return ok;
   }
   return {};
 }
@@ -193,7 +266,9 @@ Status EldrRunner::run_model(const EldrModel& model, Traffics& traffics) {
   law.expert_us = fit.fit.law.expert_us;  // of the hardware, not of any row
   const auto blind = std::make_shared<const EldrCost>(law, fit.prefill);
   EldrTraffic& task = *traffics.of[0];
-  if (Status ok = make_cohorts(task); !ok) return ok;
+  auto balanced = task.cohorts(EldrTraffic::Cohorts::kBalanced, kDecodeWorkers);
+  if (!balanced) return std::move(balanced).error();
+  cohorts_ = {.balanced = *std::move(balanced)};
   for (const uint32_t rate : options_.rates) {
     auto requests = task.draw(rate);
     if (!requests) return std::move(requests).error();
@@ -209,8 +284,9 @@ size_t EldrRunner::cells_of(const EldrModel& model) const {
   const bool first = options_.models.empty() ? model.key == eldr_models().front().key : model.key == options_.models[0];
   const bool varies = std::ranges::find(options_.rates, kVariantRate) != options_.rates.end();
   const size_t rates = options_.rates.size();
-  return rates * 2 * kEldrPolicies.size() + (varies ? 2 * 6 : 0) + (model.key == kScalingModel ? 4 * rates : 0) +
-         (first ? 0 : 2 * rates);
+  const size_t varied = 6 + (options_.gates ? 1 : 0);
+  return rates * 2 * (kEldrPolicies.size() + 4) + (varies ? 2 * varied : 0) + (first ? 0 : 2 * rates) +
+         (runs_cache(model) ? 4 : 0) + (runs_large(model) ? 2 * kLargeRates.size() : 0);
 }
 
 Result<EldrReproduction> EldrRunner::run() {
@@ -227,6 +303,10 @@ Result<EldrReproduction> EldrRunner::run() {
     Traffics traffics;
     if (Status ok = fit(model, round_robin, traffics); !ok) return ok.error();
     if (Status ok = run_model(model, traffics); !ok) return ok.error();
+    traffics = {};
+    if (runs_large(model)) {
+      if (Status ok = run_large(model); !ok) return ok.error();
+    }
   }
   return std::move(out_);
 }

@@ -18,6 +18,8 @@ struct EldrOptions {
   std::vector<uint32_t> rates = {kEldrRates.begin(), kEldrRates.end()};
   std::vector<std::string> models;  // keys; empty: all
   uint32_t calibration = 1000;      // requests that cohorts are fitted to
+  bool gates = true;                // the variant "gate", which takes its time
+  bool large = true;                // Qwen3-235B, if the first model runs
   size_t threads = 1;
   uint64_t seed = 1;
   std::function<void(size_t done, size_t of)> on_cell = {};  // from any thread, one at a time
@@ -39,9 +41,10 @@ struct EldrModelFit {
 
 struct EldrReproduction {
   std::vector<EldrModelFit> fits;
-  // Main ones; at 60 requests a second "tau 0", "tau 0.2", "tau 0.3", "vanilla" and, for rr and eldr, "shuffled"; for
-  // qwen's task "8D" and "24D"; for task "by qwen": rr and eldr by the first model's law, scaled to this one's layers,
-  // with this one's experts.
+  // Main ones; rr and eldr at "8D" and "24D"; at 60 requests a second "tau 0", "tau 0.2", "tau 0.3", "vanilla", "gate"
+  // and, for rr and eldr, "shuffled"; for task "by qwen": rr and eldr by the first model's law, scaled to this one's
+  // layers, with this one's experts. For GPT-OSS-120B's task at 100 requests a second, 1P16D and 2,000 prompts in turn
+  // "cache off" and "cache on"; for large_model()'s language at kLargeRates rr and eldr without a variant.
   std::vector<Predicted> cells;
 };
 

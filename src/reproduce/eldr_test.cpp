@@ -92,6 +92,7 @@ TEST(EldrRun, ShuffledExpertsGainNothing) {
                              .rates = {60},
                              .models = {"gptoss"},
                              .calibration = 160,
+                             .gates = false,  // seconds; SyntheticGates has tests of its own
                              .threads = 2,
                              .on_cell = [&](size_t done, size_t all) {
                                seen = done;

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
+#include <unordered_map>
 
 #include "base/rng.h"
+#include "sim/synthetic_gates.h"
 
 namespace kindred::sim {
 namespace {
@@ -16,6 +19,7 @@ constexpr double kMostDeviation = 20;
 constexpr uint32_t kMostPrototypes = 1 << 16, kMostTapeTokens = 1 << 20;
 constexpr size_t kMostProcessDomains = 256;
 constexpr uint32_t kCheckpointTokens = 16;
+constexpr uint32_t kGateCheckpointTokens = 8;  // gates of tokens in between are the mean of their eight
 // A draw of an expert that the token already has is repeated; with a very skewed gate for long. From here on the
 // likeliest of those left are taken, which is what further draws would nearly always give.
 constexpr int kMostRepeats = 200;
@@ -37,6 +41,29 @@ class Gate {
  public:
   explicit Gate(std::vector<double> weights) : cumulative_(std::move(weights)) {
     std::partial_sum(cumulative_.begin(), cumulative_.end(), cumulative_.begin());
+  }
+
+  // Adds to [E] what a token's softmax says that has chosen `chosen`, in this order. To choose without replacement,
+  // each time in proportion to w = exp(utility), is to choose the highest of utility + Gumbel noise, or the earliest
+  // of exponential times of rate w. Given the choice, the chosen ones' times follow each other, each with the rate of
+  // all that were left, and the others come after them; the token's probabilities are in proportion to 1 / time.
+  void add_probabilities(std::span<const uint32_t> chosen, Rng& rng, std::vector<double>& times,
+                         std::span<float> sums) const {
+    const auto weight = [this](size_t e) { return cumulative_[e] - (e > 0 ? cumulative_[e - 1] : 0); };
+    constexpr double kNever = 0, kLeastRate = 1e-12;
+    times.assign(cumulative_.size(), kNever);
+    double elapsed = 0, left = cumulative_.back();
+    for (const uint32_t e : chosen) {
+      elapsed -= std::log1p(-rng.uniform()) / std::max(left, kLeastRate);
+      times[e] = elapsed;
+      left -= weight(e);
+    }
+    double all = 0;
+    for (size_t e = 0; e < times.size(); ++e) {
+      if (times[e] == kNever) times[e] = elapsed - std::log1p(-rng.uniform()) / std::max(weight(e), kLeastRate);
+      all += times[e] = 1 / std::max(times[e], kLeastRate);
+    }
+    for (size_t e = 0; e < times.size(); ++e) sums[e] += static_cast<float>(times[e] / all);
   }
 
   // top_k different ones into `chosen`.
@@ -73,7 +100,7 @@ struct Prototype {
   std::vector<uint16_t> prompt;  // [tape_tokens, L, top_k]
 };
 
-class Synthetic final : public ExpertProcess {
+class Synthetic final : public ExpertProcess, public SyntheticGates {
  public:
   explicit Synthetic(SyntheticOptions options)
       : options_(std::move(options)),
@@ -89,15 +116,24 @@ class Synthetic final : public ExpertProcess {
   RequestExperts experts(const TraceRequest& request, uint64_t number) override {
     RequestExperts out;
     out.domain = domain_of(request, number);
-    const auto which = request.expert_profile >= 0
-                           ? static_cast<uint64_t>(request.expert_profile)
-                           : static_cast<uint64_t>(uniform_at(options_.seed ^ kWhich, number) * options_.prototypes);
-    const Prototype& prototype = get(out.domain, static_cast<uint32_t>(which % options_.prototypes));
+    const Prototype& prototype = get(out.domain, which_of(request, number));
     out.first = static_cast<uint32_t>(uniform_at(options_.seed ^ kPlace, number) * options_.tape_tokens);
     out.decode = prototype.decode;
-    out.prompt =
-        prompt_counts(prototype, request.prompt_tokens,
-                      static_cast<uint32_t>(uniform_at(options_.seed ^ kStart, number) * options_.tape_tokens));
+    out.prompt = prompt_counts(prototype, request.prompt_tokens, start_of(number));
+    return out;
+  }
+
+  std::vector<float> prompt_gates(const TraceRequest& request, uint64_t number) override {
+    const uint32_t domain = domain_of(request, number), which = which_of(request, number);
+    std::vector<float>& sums = gates_[uint64_t{domain} << 32 | which];
+    if (sums.empty()) sums = gate_checkpoints(domain, which);
+    const uint32_t start = start_of(number), tape = options_.tape_tokens;
+    const uint64_t end = uint64_t{start} + request.prompt_tokens;
+    std::vector<float> out(options_.shape.cells(), 0);
+    add_gates(sums, tape, static_cast<float>(end / tape), out);
+    add_gates(sums, static_cast<uint32_t>(end % tape), 1, out);
+    add_gates(sums, start, -1, out);
+    for (float& sum : out) sum = std::max(sum, 0.0F);  // a difference of rounded sums
     return out;
   }
 
@@ -105,7 +141,7 @@ class Synthetic final : public ExpertProcess {
   // What a seed is for, so that draws do not repeat each other.
   static constexpr uint64_t kBase = 0x6261, kDomain = 0x646f, kRequest = 0x7265, kPhase = 0x7068, kWhich = 0x7768,
                             kPlace = 0x706c, kStart = 0x7374, kMix = 0x6d69, kTokens = 0x746f, kPromptTape = 0x7074,
-                            kDrift = 0x6472, kPromptDrift = 0x7064;
+                            kDrift = 0x6472, kPromptDrift = 0x7064, kGates = 0x6761;
 
   uint32_t domain_of(const TraceRequest& request, uint64_t number) const {
     const auto count = static_cast<uint32_t>(options_.domains.size());
@@ -113,6 +149,17 @@ class Synthetic final : public ExpertProcess {
     const auto& shares = options_.domain_share;
     const double at = uniform_at(options_.seed ^ kMix, number) * shares.back();
     return static_cast<uint32_t>(std::upper_bound(shares.begin(), shares.end() - 1, at) - shares.begin());
+  }
+
+  uint32_t which_of(const TraceRequest& request, uint64_t number) const {
+    const auto which = request.expert_profile >= 0
+                           ? static_cast<uint64_t>(request.expert_profile)
+                           : static_cast<uint64_t>(uniform_at(options_.seed ^ kWhich, number) * options_.prototypes);
+    return static_cast<uint32_t>(which % options_.prototypes);
+  }
+  // Of the prompt, on its tape.
+  uint32_t start_of(uint64_t number) const {
+    return static_cast<uint32_t>(uniform_at(options_.seed ^ kStart, number) * options_.tape_tokens);
   }
 
   // [L, E], without drift.
@@ -130,7 +177,7 @@ class Synthetic final : public ExpertProcess {
     return utility;
   }
 
-  // Draws a tape: use(token, layer, expert) for each choice, in order of tokens and layers.
+  // Draws a tape: use(token, layer, gate, chosen) in order of tokens and layers.
   template <class Use>
   void draw_tape(uint32_t domain, uint32_t which, bool decode, Use use) const {
     const uint64_t id = uint64_t{domain} << 32 | which;
@@ -154,7 +201,7 @@ class Synthetic final : public ExpertProcess {
       }
       for (uint32_t l = 0; l < gates.size(); ++l) {
         gates[l].draw(options_.shape.top_k, rng, chosen);
-        for (const uint32_t expert : chosen) use(t, l, expert);
+        use(t, l, gates[l], std::span<const uint32_t>(chosen));
       }
     }
   }
@@ -164,22 +211,55 @@ class Synthetic final : public ExpertProcess {
     if (place) return *place;
     place = std::make_unique<Prototype>();
     auto tape = std::make_shared<ExpertTape>(options_.shape, options_.tape_tokens);
-    draw_tape(domain, which, true, [&tape](uint32_t t, uint32_t l, uint32_t expert) { tape->set(t, l, expert); });
+    draw_tape(domain, which, true, [&tape](uint32_t t, uint32_t l, const Gate&, std::span<const uint32_t> chosen) {
+      for (const uint32_t expert : chosen) tape->set(t, l, expert);
+    });
     place->decode = std::move(tape);
 
     std::vector<uint32_t>& prompt = place->checkpoints;
     std::vector<uint32_t> counts(options_.shape.cells(), 0);
     uint32_t kept = 0;  // checkpoints
-    draw_tape(domain, which, false, [&](uint32_t t, uint32_t l, uint32_t expert) {
+    draw_tape(domain, which, false, [&](uint32_t t, uint32_t l, const Gate&, std::span<const uint32_t> chosen) {
       if (t == kept * kCheckpointTokens) {
         prompt.insert(prompt.end(), counts.begin(), counts.end());
         ++kept;
       }
-      ++counts[l * options_.shape.experts + expert];
-      place->prompt.push_back(static_cast<uint16_t>(expert));
+      for (const uint32_t expert : chosen) {
+        ++counts[l * options_.shape.experts + expert];
+        place->prompt.push_back(static_cast<uint16_t>(expert));
+      }
     });
     prompt.insert(prompt.end(), counts.begin(), counts.end());
     return *place;
+  }
+
+  // [checkpoints, cells]: sums of the first kGateCheckpointTokens * i tokens of the prompt tape; the last: of all.
+  std::vector<float> gate_checkpoints(uint32_t domain, uint32_t which) const {
+    const size_t cells = options_.shape.cells(), experts = options_.shape.experts;
+    std::vector<float> out, sums(cells, 0);
+    std::vector<double> times;
+    Rng rng(mix64(mix64(seed_ ^ kGates) ^ (uint64_t{domain} << 32 | which)));
+    draw_tape(domain, which, false, [&](uint32_t t, uint32_t l, const Gate& gate, std::span<const uint32_t> chosen) {
+      if (l == 0 && t % kGateCheckpointTokens == 0) out.insert(out.end(), sums.begin(), sums.end());
+      gate.add_probabilities(chosen, rng, times, std::span(sums).subspan(l * experts, experts));
+    });
+    out.insert(out.end(), sums.begin(), sums.end());
+    return out;
+  }
+
+  // Adds `times` the sums of the prompt tape's first `tokens` tokens.
+  void add_gates(std::span<const float> sums, uint32_t tokens, float times, std::span<float> out) const {
+    const size_t below = tokens / kGateCheckpointTokens;
+    const size_t begins = below * kGateCheckpointTokens;
+    const size_t ends = std::min<size_t>(begins + kGateCheckpointTokens, options_.tape_tokens);
+    // A tape may end between two checkpoints.
+    const size_t last = sums.size() / out.size() - 1;
+    const float part =
+        tokens == options_.tape_tokens ? 1 : static_cast<float>(tokens - begins) / static_cast<float>(ends - begins);
+    const size_t low = tokens == options_.tape_tokens ? last : below;
+    const float* const from = sums.data() + low * out.size();
+    const float* const to = sums.data() + std::min(low + 1, last) * out.size();
+    for (size_t i = 0; i < out.size(); ++i) out[i] += times * std::lerp(from[i], to[i], part);
   }
 
   // Adds `times` the counts of the prompt tape's first `tokens` tokens.
@@ -216,15 +296,14 @@ class Synthetic final : public ExpertProcess {
   SyntheticOptions options_;
   uint64_t seed_;
   std::vector<std::unique_ptr<Prototype>> prototypes_;
+  std::unordered_map<uint64_t, std::vector<float>> gates_;  // by domain and prototype, made when first asked for
 };
 
 Error refused_option(const char* field, double got, const std::string& accepted) {
   return invalid(fmt::format("{}: got {}; accepted: {}", field, got, accepted), field);
 }
 
-}  // namespace
-
-Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options) {
+Status check_synthetic(const SyntheticOptions& options) {
   const expert::ExpertShape& shape = options.shape;
   if (shape.layers.empty()) return refused_option("layers", 0, "at least one MoE layer");
   if (shape.experts == 0 || shape.experts > UINT16_MAX) return refused_option("experts", shape.experts, "1 to 65535");
@@ -255,7 +334,19 @@ Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options) 
   if (options.tape_tokens == 0 || options.tape_tokens > kMostTapeTokens) {
     return refused_option("tape_tokens", options.tape_tokens, fmt::format("1 to {}", kMostTapeTokens));
   }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ExpertProcess>> make_synthetic(SyntheticOptions options) {
+  if (Status ok = check_synthetic(options); !ok) return std::move(ok).error();
   return std::unique_ptr<ExpertProcess>(std::make_unique<Synthetic>(std::move(options)));
+}
+
+Result<std::unique_ptr<SyntheticGates>> make_synthetic_gates(SyntheticOptions options) {
+  if (Status ok = check_synthetic(options); !ok) return std::move(ok).error();
+  return std::unique_ptr<SyntheticGates>(std::make_unique<Synthetic>(std::move(options)));
 }
 
 SyntheticOptions calibrated_synthetic(expert::ExpertShape shape) {

@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "expert/testing.h"
 #include "sim/step_time.h"
+#include "sim/synthetic_gates.h"
 
 namespace kindred::sim {
 namespace {
@@ -138,6 +139,65 @@ TEST(ExpertProcess, BatchesOfOneDomainUseFewerExperts) {
     mixed += union_size(any, 3);
   }
   EXPECT_LT(same, 0.9 * mixed);
+}
+
+// Gates say how likely each expert was: a softmax over all of them, which follows what was chosen without being it.
+TEST(SyntheticGates, SumToTheTokensAndFollowTheCounts) {
+  auto process = made(make_synthetic(options()));
+  auto gates = make_synthetic_gates(options());
+  ASSERT_TRUE(gates) << gates.error().message;
+  for (const uint32_t tokens : {1U, 7U, 40U, 200U, 1000U}) {
+    TraceRequest request;
+    request.prompt_tokens = tokens;
+    for (uint64_t number = 0; number < 6; ++number) {
+      const RequestExperts experts = process->experts(request, number);
+      const std::vector<float> sums = (*gates)->prompt_gates(request, number);
+      ASSERT_EQ(sums.size(), kShape.cells());
+      for (size_t l = 0; l < kShape.layers.size(); ++l) {
+        double sum = 0, with = 0, counted = 0, gate2 = 0, count2 = 0;
+        for (size_t e = 0; e < kShape.experts; ++e) {
+          const double gate = sums[l * kShape.experts + e];
+          const double count = experts.prompt->row(l)[e];
+          EXPECT_GE(gate, 0);
+          EXPECT_LE(gate, tokens * 1.001);
+          sum += gate;
+          counted += count;
+          with += gate * count;
+          gate2 += gate * gate;
+          count2 += count * count;
+        }
+        EXPECT_NEAR(sum, tokens, 1e-3 * tokens + 1e-3);
+        EXPECT_EQ(counted, tokens * kShape.top_k);
+        // A whole tape: the same tokens, so nearly the same direction. Fewer: a token's eight neighbours are in it.
+        if (tokens < 40) continue;
+        EXPECT_GT(with / std::sqrt(gate2 * count2), 0.9);
+      }
+    }
+  }
+}
+
+// The choice is the highest logits': an expert that a token chooses has more of its softmax than one that it does not.
+TEST(SyntheticGates, ChosenExpertsAreTheLikeliest) {
+  SyntheticOptions one = options();
+  one.tape_tokens = 1;  // so a prompt of one token is the whole tape
+  auto process = made(make_synthetic(one));
+  auto gates = make_synthetic_gates(one);
+  ASSERT_TRUE(gates) << gates.error().message;
+  TraceRequest request;
+  request.prompt_tokens = 1;
+  for (uint64_t number = 0; number < 16; ++number) {
+    const RequestExperts experts = process->experts(request, number);
+    const std::vector<float> sums = (*gates)->prompt_gates(request, number);
+    for (size_t l = 0; l < kShape.layers.size(); ++l) {
+      float least_chosen = 1, most_other = 0;
+      for (size_t e = 0; e < kShape.experts; ++e) {
+        const float gate = sums[l * kShape.experts + e];
+        if (experts.prompt->row(l)[e] > 0) least_chosen = std::min(least_chosen, gate);
+        else most_other = std::max(most_other, gate);
+      }
+      EXPECT_GE(least_chosen, most_other);
+    }
+  }
 }
 
 TEST(ExpertProcess, NamesOptionsOutOfRange) {
