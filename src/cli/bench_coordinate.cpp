@@ -63,27 +63,18 @@ std::string coordinate_text(const CoordinateBench& bench, const CoordinateResult
                    "over mean load of engines' ranks\n"
                    "baseline: request-count, and EPLB every 4 windows; DP: pressure; EP: flow; feedback: the load of "
                    "its ranks counts in an engine's pressure\n{}"
-                   "pace and machine decide how many requests a run gets through; compare ratios, not sums\n",
+                   "pace and machine decide how many requests a run gets through; compare ratios, not sums\n"
+                   "the same arms on GPU links, in TTFT and TPOT, by simulation: kindred reproduce gimbal\n",
                    link_text(result.links));
 }
 
 Json coordinate_json(const CoordinateBench& bench, const CoordinateResult& result) {
-  Json out = {{"bench", "coordinate"},
-              {"engines", bench.engines},
-              {"factor", bench.factor},
-              {"type", bench.type},
-              {"expert_mb", result.expert_mb},
-              {"layers", result.layers},
-              {"experts", result.experts},
-              {"top_k", result.top_k},
-              {"bound_share", bench.bound_share},
-              {"homes", result.homes},
-              {"settle_s", bench.settle_s},
-              {"seconds", bench.seconds},
-              {"window_ms", bench.window_ms},
-              {"seed", bench.seed},
-              {"rows", Json::array()},
-              {"numa_links", Json::array()}};
+  Json out = {{"bench", "coordinate"},        {"engines", bench.engines},      {"factor", bench.factor},
+              {"type", bench.type},           {"expert_mb", result.expert_mb}, {"layers", result.layers},
+              {"experts", result.experts},    {"top_k", result.top_k},         {"bound_share", bench.bound_share},
+              {"homes", result.homes},        {"settle_s", bench.settle_s},    {"seconds", bench.seconds},
+              {"window_ms", bench.window_ms}, {"way_us", bench.way_us},        {"seed", bench.seed},
+              {"rows", Json::array()},        {"numa_links", Json::array()}};
   for (const CoordinateRank& table : result.tables) {
     for (size_t i = 0; i < table.arms.size(); ++i) {
       const CoordinateFigures& f = table.arms[i];
@@ -156,6 +147,8 @@ int bench_coordinate(Args args) {
                  "tokens; pressure's constants in tokens are scaled with it");
   schema.integer("output_tokens", &bench.output_tokens, 1, 4096, "of each request");
   schema.integer("window_ms", &bench.window_ms, 10, 60'000, "of the experts' traffic");
+  schema.real("way_us", &bench.way_us, 0, 1e6,
+              "what a token's way to a remote expert costs, for placing; 0: what the worker counts for one memory");
   schema.real("settle_s", &bench.settle_s, 0.1, 3600, "before an arm is measured: experts find their places");
   schema.real("seconds", &bench.seconds, 0.1, 3600, "that an arm is measured for");
   schema.integer("seed", &bench.seed, 0, 1LL << 40, "of requests");

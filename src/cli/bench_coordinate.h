@@ -25,6 +25,7 @@ struct CoordinateBench {
   int64_t factor = 8, engines = 2, sequences = 8, token_budget = 128, longest_prompt = 256, output_tokens = 32;
   int64_t window_ms = 500, seed = 1;
   double settle_s = 6, seconds = 12, bound_share = 0.7;
+  double way_us = 0;  // of a token to a remote expert, as placement counts it; 0: as the worker's controller does
   bool quick = false;
   BenchOutput output;
 };

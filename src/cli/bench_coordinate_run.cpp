@@ -138,7 +138,7 @@ class CoordinateRun {
   Totals totals() const;
   size_t choose(const CoordinateRequest& request);
   Status submit(const CoordinateRequest& request);
-  Status serve_until(const CoordinateTraffic& traffic, MonotonicTime end, const std::function<void()>& on_tick);
+  Status serve_for(const CoordinateTraffic& traffic, double least_s, const std::function<void()>& on_tick);
   CoordinateFigures figures(const Totals& from, const Totals& to) const;
 
   const CoordinateBench& bench_;
@@ -195,8 +195,15 @@ Status CoordinateRun::open(const std::string& model_path, uint32_t ranks) {
         fmt::format("--ranks: {} experts on {}; accepted: ranks that hold as many each", r.shape().experts, ranks),
         "ranks");
   }
-  controller_.emplace(r, engine::cpu_controller_options(
-                             r, arm_.placing == ExpertPlacing::kEplb ? place::Solver::kEplb : place::Solver::kFlow));
+  const bool eplb = arm_.placing == ExpertPlacing::kEplb;
+  engine::ExpertControllerOptions control =
+      engine::cpu_controller_options(r, eplb ? place::Solver::kEplb : place::Solver::kFlow);
+  if (bench_.way_us > 0) {
+    place::MigrationOptions& costs = control.rebalance.migration;
+    costs.token_bytes = bench_.way_us * 1e-6 * costs.link_bytes_per_s * ranks;
+    control.weights = place::weights_of(costs, ranks);
+  }
+  controller_.emplace(r, control);
   return {};
 }
 
@@ -266,15 +273,20 @@ Status CoordinateRun::submit(const CoordinateRequest& request) {
   return id ? Status{} : Status{id.error()};
 }
 
-// Closed loop: when one ends, the next one is sent.
-Status CoordinateRun::serve_until(const CoordinateTraffic& traffic, MonotonicTime end,
-                                  const std::function<void()>& on_tick) {
+// Closed loop: when one ends, the next one is sent. On a slow machine it goes on until as many have ended as are served
+// at once.
+Status CoordinateRun::serve_for(const CoordinateTraffic& traffic, double least_s,
+                                const std::function<void()>& on_tick) {
   const auto most =
       static_cast<uint64_t>(bench_.engines) * (static_cast<uint64_t>(bench_.sequences) + kCoordinateWaiting);
   constexpr auto kTick = std::chrono::milliseconds(200);
-  while (clock_.now() < end) {
+  const MonotonicTime began = clock_.now();
+  std::optional<uint64_t> ended_before;
+  for (;;) {
     {
       std::unique_lock lock(mutex_);
+      if (!ended_before) ended_before = ended_;
+      if (seconds_between(began, clock_.now()) >= least_s && ended_ - *ended_before >= most) return {};
       changed_.wait_for(lock, kTick, [&] { return sent_ - ended_ < most || !failed_.ok(); });
       if (!failed_.ok()) return failed_;
       if (sent_ - ended_ >= most) {
@@ -286,7 +298,6 @@ Status CoordinateRun::serve_until(const CoordinateTraffic& traffic, MonotonicTim
     if (Status sent = submit(traffic.request(sent_)); !sent) return sent;
     on_tick();
   }
-  return {};
 }
 
 CoordinateFigures CoordinateRun::figures(const Totals& from, const Totals& to) const {
@@ -314,10 +325,7 @@ CoordinateFigures CoordinateRun::figures(const Totals& from, const Totals& to) c
 }
 
 Result<CoordinateFigures> CoordinateRun::run(const CoordinateTraffic& traffic, const std::function<void()>& on_tick) {
-  const auto after = [&](double s) {
-    return clock_.now() + std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(s));
-  };
-  if (Status done = serve_until(traffic, after(bench_.settle_s), on_tick); !done) return std::move(done).error();
+  if (Status done = serve_for(traffic, bench_.settle_s, on_tick); !done) return std::move(done).error();
   const Totals before = totals();
   uint64_t ended = 0;
   {
@@ -325,7 +333,7 @@ Result<CoordinateFigures> CoordinateRun::run(const CoordinateTraffic& traffic, c
     ended = ended_;
     ttft_s_ = first_tokens_ = 0;
   }
-  if (Status done = serve_until(traffic, after(bench_.seconds), on_tick); !done) return std::move(done).error();
+  if (Status done = serve_for(traffic, bench_.seconds, on_tick); !done) return std::move(done).error();
   CoordinateFigures out = figures(before, totals());
   const std::lock_guard lock(mutex_);
   out.requests = static_cast<double>(ended_ - ended);

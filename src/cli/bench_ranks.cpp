@@ -30,6 +30,7 @@ using engine::SequenceId;
 
 constexpr uint32_t kRanksPromptTokens = 32;
 constexpr uint32_t kRanksMostBatch = 16;
+constexpr uint32_t kRanksMovesPerStep = 1;  // a worker's default
 
 struct RanksBenchOptions {
   std::string model;
@@ -99,8 +100,11 @@ Status RanksBench::open() {
   variants_.push_back({"1 rank", 1, true});
   variants_.push_back({"2 ranks", 2, true});
   for (RanksVariant& v : variants_) {
-    auto model = engine::Model::load(
-        *path, {}, {.ranks = v.ranks, .threads = static_cast<uint32_t>(options_.threads), .count = v.count});
+    auto model = engine::Model::load(*path, {},
+                                     {.ranks = v.ranks,
+                                      .threads = static_cast<uint32_t>(options_.threads),
+                                      .moves_per_step = kRanksMovesPerStep,
+                                      .count = v.count});
     if (!model) return std::move(model).error();
     v.model = std::move(*model);
     auto session = LlamaSession::open(*v.model, {.kv_tokens = 4096,

@@ -53,7 +53,7 @@ struct WorkerArguments {
   int64_t data_parallel_size = 1, traces_port = -1;
   std::string queue_policy = "fcfs", kv_admission = "reserve";
   int64_t queue_age_ms = 5000;
-  int64_t expert_moves_per_step = 4, expert_window_ms = 10'000;
+  int64_t expert_moves_per_step = 1, expert_window_ms = 10'000;
   std::string expert_ranks = "0", expert_placement = "static", expert_solver = "flow", expert_pinning = "auto";
   std::string pace;
   int64_t lease_bytes = 1LL << 30, lease_ttl_ms = 30'000, body_bytes = 64LL << 20;

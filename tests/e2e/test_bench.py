@@ -146,7 +146,7 @@ def test_coordinate_runs_every_arm(tmp_path):
     (["--ranks", "1"], ["ranks", "2 to 1024"]),
     (["--ranks", "3"], ["ranks", "hold as many"]),
     (["--engines", "5"], ["prompts", "4 domains"]),
-    (["--bound-share", "2"], ["bound_share"]),
+    (["--bound-share", "2"], ["bound-share", "0 to 1"]),
 ])
 def test_coordinate_refuses(arguments, words):
     done = run("bench", "coordinate", "--quick", "--factor", 1, *arguments)
