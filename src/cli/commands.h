@@ -10,6 +10,7 @@ using Args = std::span<const char* const>;
 
 int run_worker(Args args);
 int run_router(Args args);
+int run_picker(Args args);
 int run_demo(Args args);
 int run_record(Args args);
 int run_fit(Args args);

@@ -21,6 +21,7 @@ constexpr auto kCommands = std::to_array<Command>({
     {"worker", "serve a GGUF model: prefill, decode or both", run_worker},
 #endif
     {"router", "route requests over a fleet of workers by expert locality", run_router},
+    {"picker", "choose workers for a gateway: Envoy's ext_proc, Gateway API's InferencePool", run_picker},
     {"demo", "start a small cluster here, send prompts through it, show what routing did", run_demo},
     {"record", "send prompts through a worker and keep their expert counts", run_record},
     {"fit", "make a cohort file for the router from recorded expert counts", run_fit},

@@ -1,4 +1,5 @@
-// `kindred router`: an OpenAI-compatible endpoint over a fleet of workers.
+// `kindred router`: an OpenAI-compatible endpoint over a fleet of workers; and `kindred picker`, the same with a door
+// for gateways.
 #include "router/router.h"
 
 #include <fmt/format.h>
@@ -12,8 +13,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -24,9 +27,13 @@
 #include "cli/router_experiment.h"
 #include "cli/router_kv.h"
 #include "cli/router_limits.h"
+#include "cli/router_picker.h"
 #include "cli/router_requests.h"
 #include "cli/terminal.h"
 #include "net/io_threads.h"
+#ifdef KINDRED_HAVE_PICKER
+#include "picker/picker.h"
+#endif
 
 namespace kindred::cli {
 namespace {
@@ -66,14 +73,22 @@ struct RouterArguments {
   EngineArguments engines;
   KvArguments kv;
   ExperimentArguments experiment;
+  PickerArguments picker;
+  bool as_picker = false;  // whether these are options, too
+  bool check_config = false;
 };
 
 std::vector<std::string> names(std::span<const std::string_view> of) { return {of.begin(), of.end()}; }
 
 ConfigSchema schema_of(RouterArguments& o) {
-  ConfigSchema schema("router [--config fleet.yaml] [OPTIONS]",
-                      "Serves OpenAI's API over a fleet of workers, and chooses where each request is decoded by the "
-                      "experts its prompt uses.");
+  ConfigSchema schema(
+      o.as_picker ? "picker [--config fleet.yaml] [OPTIONS]" : "router [--config fleet.yaml] [OPTIONS]",
+      o.as_picker
+          ? "Chooses workers for a gateway (Envoy's ext_proc, Gateway API's endpoint picker protocol) as `kindred "
+            "router` would, whose options it has; on --port it is a router itself. See docs/picker.md."
+          : "Serves OpenAI's API over a fleet of workers, and chooses where each request is decoded by the "
+            "experts its prompt uses.");
+  if (o.as_picker) o.picker.add_to(schema);
   schema.text("host", &o.host, "address to listen on");
   schema.integer("port", &o.port, 0, 65535, "port to listen on; 0 takes a free one");
   schema.integer("threads", &o.threads, 1, kMostThreads, "threads that serve requests; one per core it may use");
@@ -131,6 +146,8 @@ ConfigSchema schema_of(RouterArguments& o) {
   o.engines.add_to(schema);
   o.kv.add_to(schema);
   o.experiment.add_to(schema);
+  schema.flag("check_config", &o.check_config,
+              "only say whether it could start with these options; exit status 0 or 2");
   schema.accept_config_file();
   return schema;
 }
@@ -208,7 +225,7 @@ class LiveConfig final : public router::ConfigSource {
 
   std::vector<Error> read(std::optional<std::string_view> yaml, router::RouterOptions& out) override {
     std::vector<Error> problems;
-    read_ = yaml ? running_ : RouterArguments();
+    read_ = yaml ? running_ : fresh();
     ConfigSchema schema = schema_of(read_);
     if (yaml) {
       problems = schema.check_yaml(*yaml, "config");
@@ -216,6 +233,9 @@ class LiveConfig final : public router::ConfigSource {
       problems = check_file();
       if (!problems.empty()) return problems;
       if (Status parsed = schema.parse_flags(args_); !parsed) problems.push_back(std::move(parsed).error());
+    }
+    if (read_.picker != running_.picker) {
+      problems.push_back(invalid("picker_*: these cannot change while the picker runs; restart it", "picker_port"));
     }
     if (!problems.empty()) return problems;
     Result<router::RouterOptions> made = router_options(read_);
@@ -237,8 +257,14 @@ class LiveConfig final : public router::ConfigSource {
     if (path.empty()) return {};
     Result<std::string> yaml = read_file(path);
     if (!yaml) return {std::move(yaml).error()};
-    RouterArguments unused;
+    RouterArguments unused = fresh();
     return schema_of(unused).check_yaml(*yaml, path);
+  }
+
+  RouterArguments fresh() const {
+    RouterArguments out;
+    out.as_picker = running_.as_picker;
+    return out;
   }
 
   RouterArguments running_, read_;
@@ -271,59 +297,118 @@ void reload_on_hangup(asio::signal_set& hangup, router::Router& router) {
   });
 }
 
+// Lets a gateway's streams end; blocks until they have, or the time is over.
+using DrainFirst = std::function<void(milliseconds)>;
+
 // Serves until SIGINT or SIGTERM, then lets requests finish. A second signal ends at once.
-int serve(net::IoThreads& threads, router::Router& router, milliseconds drain_ms) {
+int serve(net::IoThreads& threads, router::Router& router, milliseconds drain_ms, const DrainFirst& first) {
   asio::io_context& context = threads.first();
+  const auto drain = [&] {
+    asio::co_spawn(context, router.drain(drain_ms), [&](const std::exception_ptr&) { threads.stop(); });
+  };
+  std::thread first_drain;  // the streams need the loops to end
   asio::signal_set signals(context, SIGINT, SIGTERM);
   signals.async_wait([&](boost::system::error_code error, int) {
     if (error) return;
     fmt::print(stderr, "kindred router: no new requests; {} in flight may finish within {} s\n",
                router.core().requests_in_flight(), drain_ms.count() / 1000);
     signals.async_wait([&](boost::system::error_code again, int) {
-      if (!again) threads.stop();
+      if (again) return;
+      if (first) std::_Exit(0);  // gRPC's shutdown, once begun, cannot be hurried
+      threads.stop();
     });
-    asio::co_spawn(context, router.drain(drain_ms), [&](const std::exception_ptr&) { threads.stop(); });
+    router.core().draining = true;
+    if (!first) return drain();
+    first_drain = std::thread([&] {
+      first(drain_ms);
+      asio::post(context, drain);
+    });
   });
   asio::signal_set hangup(context, SIGHUP);
   reload_on_hangup(hangup, router);
   threads.run();
+  if (first_drain.joinable()) first_drain.join();
   return 0;
 }
 
-}  // namespace
+int serve_router(net::IoThreads& threads, router::Router& router, const RouterArguments& options) {
+  fmt::print("kindred router: listening on http://{}:{} ({} prefill, {} decode, {} whole; policy {})\n", options.host,
+             options.port, options.prefill.size(), options.decode.size(), options.worker.size(), options.decode_policy);
+  if (const auto admin = router.admin_port()) {
+    fmt::print("kindred router: admin on http://{}:{}\n", options.edge.admin_host, *admin);
+  }
+  const milliseconds drain_ms(options.drain_ms);
+#ifdef KINDRED_HAVE_PICKER
+  if (options.as_picker) {
+    picker::PickerOptions wanted;
+    wanted.host = options.picker.host;
+    wanted.port = static_cast<uint16_t>(options.picker.port);
+    wanted.streams = static_cast<size_t>(options.picker.streams);
+    wanted.stream_ms = milliseconds(options.picker.stream_ms);
+    wanted.tls_cert = options.picker.tls_cert;
+    wanted.tls_key = options.picker.tls_key;
+    const auto made = picker::Picker::listen(router.shared_core(), wanted);
+    if (!made) return fail("picker", made.error(), made.error().code == ErrorCode::kInvalid ? 2 : 1);
+    fmt::print("kindred picker: gRPC on {}:{}{}\n", options.picker.host, (*made)->port(),
+               wanted.tls_cert.empty() ? "" : " under TLS");
+    std::fflush(stdout);
+    return serve(threads, router, drain_ms, [&](milliseconds most) { (*made)->drain(most); });
+  }
+#endif
+  std::fflush(stdout);
+  return serve(threads, router, drain_ms, {});
+}
 
-int run_router(Args args) {
+int run(Args args, bool as_picker) {
+  const std::string_view name = as_picker ? "picker" : "router";
   RouterArguments options;
+  options.as_picker = as_picker;
   ConfigSchema schema = schema_of(options);
   if (Status parsed = schema.parse_flags(args); !parsed) {
-    return fail("router", parsed.error(), 2);
+    return fail(name, parsed.error(), 2);
   }
   if (schema.help_requested()) {
     fmt::print("{}", schema.help());
     return 0;
   }
   Result<router::RouterOptions> configured = router_options(options);
-  if (!configured) return fail("router", configured.error(), 2);
+  if (!configured) return fail(name, configured.error(), 2);
   make_room_for_connections(options.edge.connections);
   const SystemClock clock;
   net::IoThreads threads(configured->threads);
   auto router = router::Router::make(threads.executors(), *std::move(configured), clock);
   if (!router) {
-    fmt::print(stderr, "kindred router: {}\n", router.error().message);
+    fmt::print(stderr, "kindred {}: {}\n", name, router.error().message);
     return router.error().code == ErrorCode::kInvalid ? 2 : 1;
+  }
+  if (options.check_config) {
+    fmt::print("kindred {}: the configuration is good\n", name);
+    return 0;
   }
   (*router)->set_config_source(std::make_unique<LiveConfig>(options, args));
   const Result<uint16_t> port = (*router)->listen();
   if (!port) {
-    return fail("router", port.error());
+    return fail(name, port.error());
   }
-  fmt::print("kindred router: listening on http://{}:{} ({} prefill, {} decode, {} whole; policy {})\n", options.host,
-             *port, options.prefill.size(), options.decode.size(), options.worker.size(), options.decode_policy);
-  if (const auto admin = (*router)->admin_port()) {
-    fmt::print("kindred router: admin on http://{}:{}\n", options.edge.admin_host, *admin);
+  options.port = *port;
+  return serve_router(threads, **router, options);
+}
+
+}  // namespace
+
+int run_router(Args args) { return run(args, /*as_picker=*/false); }
+
+int run_picker(Args args) {
+#ifndef KINDRED_HAVE_PICKER
+  const auto asks = [](const char* arg) { return std::string_view(arg) == "--help"; };
+  if (std::none_of(args.begin(), args.end(), asks)) {
+    fmt::print(stderr,
+               "kindred picker: this program was built without gRPC. Install libgrpc++-dev, libprotobuf-dev, "
+               "protobuf-compiler and protobuf-compiler-grpc, and build with -DKINDRED_PICKER=ON.\n");
+    return 1;
   }
-  std::fflush(stdout);
-  return serve(threads, **router, milliseconds(options.drain_ms));
+#endif
+  return run(args, /*as_picker=*/true);
 }
 
 }  // namespace kindred::cli

@@ -4,6 +4,31 @@
 #include "router/prefixes.h"
 
 namespace kindred::router {
+namespace {
+
+std::optional<fleet::WorkerId> choose_whole_worker(Core& core, const Exchange& exchange, Role role,
+                                                   std::span<const fleet::WorkerId> exclude, DecisionRecord& record) {
+  const MonotonicTime begun = core.clock.now();
+  const fleet::Ask ask = ask_of(exchange, whole_load(exchange.scan), exclude);
+  const auto choice =
+      fleet::choose_whole(core.fleet, *exchange.settings->prefill_policy, *exchange.settings->plain_policy, role, ask);
+  if (!choice) return std::nullopt;
+  const fleet::Snapshot& snapshot = choice->snapshot;
+  const policy::Decision& decision = choice->decision;
+  sent_to(core, exchange, choice->worker, /*computes=*/true);
+  record.decode_worker = choice->worker;
+  record.policy = decision.policy;
+  record.reason = policy::to_string(decision.reason);
+  record.fallback = policy::to_string(decision.fallback);
+  if (decision.shadow) record.shadow_worker = snapshot.ids[*decision.shadow];
+  for (const uint32_t at : decision.candidates) record.candidates.push_back(snapshot.ids[at]);
+  record.decision_s = seconds_between(begun, core.clock.now());
+  core.metrics.decode_decision_s.observe(record.decision_s);
+  core.metrics.fell_back(decision.fallback);
+  return choice->worker;
+}
+
+}  // namespace
 
 fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const fleet::WorkerId> exclude) {
   return {.model = exchange.model,
@@ -88,6 +113,29 @@ std::optional<PromptTarget> decide_prefill(Core& core, Exchange& exchange, fleet
   return PromptTarget{.worker = choice->worker,
                       .reason = choice->decision.reason,
                       .prefill_tokens = static_cast<double>(prompt_tokens_of(exchange.scan))};
+}
+
+std::optional<PromptTarget> decide_whole(Core& core, Exchange& exchange, Role role, bool by_engine,
+                                         std::span<const fleet::WorkerId> exclude) {
+  const ScopedSpan span(exchange.trace, core.clock, "decision", Span::Kind::kInternal);
+  DecisionRecord record;
+  record.request_id = exchange.id;
+  record.unix_s = core.clock.unix_seconds();
+  record.model = exchange.model;
+  std::optional<PromptTarget> out;
+  if (by_engine) {
+    out = decide_engine(core, exchange, role, std::nullopt, exclude, whole_load(exchange.scan), &record);
+  } else if (const auto worker = choose_whole_worker(core, exchange, role, exclude, record)) {
+    out = {.worker = *worker, .prefill_tokens = static_cast<double>(prompt_tokens_of(exchange.scan))};
+  }
+  if (!out) return out;
+  if (exchange.notes.watched) {
+    exchange.notes.decode_worker = core.endpoint(out->worker).url();
+    exchange.notes.policy = record.policy;
+    exchange.notes.reason = record.reason;
+  }
+  core.decisions.add(std::move(record));
+  return out;
 }
 
 }  // namespace kindred::router

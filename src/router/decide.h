@@ -42,4 +42,9 @@ void note_prefill(const PromptTarget& prefill, DecisionRecord& record);
 std::optional<PromptTarget> decide_prefill(Core& core, Exchange& exchange, fleet::Dialect dialect,
                                            std::span<const fleet::WorkerId> exclude);
 
+// Who does a whole request, written down. `by_engine`: by the engine policy, which must be in force; else by the
+// prefill or decode policy (fleet/choose.h). No value: no worker of `role` is available.
+std::optional<PromptTarget> decide_whole(Core& core, Exchange& exchange, Role role, bool by_engine,
+                                         std::span<const fleet::WorkerId> exclude);
+
 }  // namespace kindred::router

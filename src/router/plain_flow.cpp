@@ -4,7 +4,6 @@
 
 #include "router/decide.h"
 #include "router/leg_load.h"
-#include "router/prefixes.h"
 #include "router/whole_leg.h"
 
 namespace kindred::router {
@@ -43,48 +42,6 @@ net::Task<void> PlainFlow::run() {
   co_await exchange_.fail(*std::move(failure));
 }
 
-std::optional<PromptTarget> PlainFlow::choose() {
-  const ScopedSpan span(exchange_.trace, core_->clock, "decision", Span::Kind::kInternal);
-  DecisionRecord record;
-  record.request_id = exchange_.id;
-  record.unix_s = core_->clock.unix_seconds();
-  record.model = exchange_.model;
-  std::optional<PromptTarget> out;
-  if (by_engine_) {
-    const fleet::LegLoad load = whole_load(exchange_.scan);
-    out = decide_engine(*core_, exchange_, role_, std::nullopt, tried_, load, &record);
-  } else if (const auto worker = choose_worker(record)) {
-    out = {.worker = *worker, .prefill_tokens = static_cast<double>(prompt_tokens_of(exchange_.scan))};
-  }
-  if (!out) return out;
-  if (exchange_.notes.watched) {
-    exchange_.notes.decode_worker = core_->endpoint(out->worker).url();
-    exchange_.notes.policy = record.policy;
-    exchange_.notes.reason = record.reason;
-  }
-  core_->decisions.add(std::move(record));
-  return out;
-}
-
-std::optional<fleet::WorkerId> PlainFlow::choose_worker(DecisionRecord& record) {
-  const MonotonicTime begun = core_->clock.now();
-  const fleet::Ask ask = ask_of(exchange_, whole_load(exchange_.scan), tried_);
-  const auto choice = fleet::choose_whole(core_->fleet, *exchange_.settings->prefill_policy,
-                                          *exchange_.settings->plain_policy, role_, ask);
-  if (!choice) return std::nullopt;
-  const fleet::Snapshot& snapshot = choice->snapshot;
-  const policy::Decision& decision = choice->decision;
-  sent_to(*core_, exchange_, choice->worker, /*computes=*/true);
-  record.decode_worker = choice->worker;
-  record.policy = decision.policy;
-  record.reason = policy::to_string(decision.reason);
-  record.fallback = policy::to_string(decision.fallback);
-  if (decision.shadow) record.shadow_worker = snapshot.ids[*decision.shadow];
-  for (const uint32_t at : decision.candidates) record.candidates.push_back(snapshot.ids[at]);
-  record.decision_s = seconds_between(begun, core_->clock.now());
-  core_->metrics.decode_decision_s.observe(record.decision_s);
-  core_->metrics.fell_back(decision.fallback);
-  return choice->worker;
-}
+std::optional<PromptTarget> PlainFlow::choose() { return decide_whole(*core_, exchange_, role_, by_engine_, tried_); }
 
 }  // namespace kindred::router

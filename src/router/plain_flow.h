@@ -20,9 +20,7 @@ class PlainFlow {
   net::Task<void> run();
 
  private:
-  // By the engine policy if there is one, else by the prefill or decode policy (fleet/choose.h).
   std::optional<PromptTarget> choose();
-  std::optional<fleet::WorkerId> choose_worker(DecisionRecord& record);
 
   CorePtr core_;
   Exchange& exchange_;

@@ -54,6 +54,7 @@ class Router {
   std::vector<Error> reload();
 
   Core& core() { return *core_; }
+  const CorePtr& shared_core() const { return core_; }  // for other doors to the same fleet
 
  private:
   explicit Router(CorePtr core);

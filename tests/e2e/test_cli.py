@@ -10,7 +10,7 @@ import pytest
 
 from cluster import ACTIVATIONS, BINARY, MODEL, ROOT, Server, chat, get_json, metric, post_json, wait_until
 
-COMMANDS = ["worker", "router", "demo", "record", "fit", "place", "simulate", "bench", "status", "model"]
+COMMANDS = ["worker", "router", "picker", "demo", "record", "fit", "place", "simulate", "bench", "status", "model"]
 
 
 def run(*args, timeout=120):
