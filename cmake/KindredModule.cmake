@@ -37,6 +37,12 @@ function(kindred_test name)
   target_link_libraries(${name}_test PRIVATE ${arg_LIBRARIES} GTest::gtest_main)
   # Tests are compiled often and run once.
   target_compile_options(${name}_test PRIVATE $<$<CONFIG:Release>:-O0>)
+  if(KINDRED_UNITY)
+    # GoogleTest's header is more than half of what compiling a small test costs. ccache wants the option to
+    # keep what was compiled with it (and CCACHE_SLOPPINESS, which ./dev sets).
+    target_precompile_headers(${name}_test PRIVATE <gtest/gtest.h>)
+    target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  endif()
   target_compile_definitions(${name}_test PRIVATE KINDRED_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
 endfunction()
