@@ -282,7 +282,7 @@ TEST(ExpertMigration, CancelledHalfWayItIsAPlacement) {
 TEST(ExpertMigration, CancelledWithinAnExpertItStays) {
   FakeMover mover;
   mover.piece_takes = milliseconds(5);
-  ExpertMigration migration(all_at(0), {.piece_bytes = 10}, mover);
+  ExpertMigration migration(all_at(0), {.piece_bytes = 1}, mover);  // takes five seconds
   migration.begin_step();
   migration.set_target(all_at(1));
   migration.begin_step();

@@ -167,6 +167,22 @@ def test_a_wrong_number_of_threads(threads):
     assert f"--threads: got '{threads}', accepted: a whole number from 1 to 256" in error
 
 
+@pytest.mark.parametrize("model, arguments, status, words", [
+    (MODEL, ["--expert-ranks", "two"], 2, ["--expert-ranks: got 'two', accepted: auto, or 0 to 1024"]),
+    (MODEL, ["--expert-ranks", 65], 1, ["expert_ranks", "accepted: 1..64"]),
+    (MODEL, ["--expert-placement", "auto"], 2, ["--expert-placement needs --expert-ranks"]),
+    (MODEL, ["--expert-ranks", 2, "--expert-placement", "/no/such.json"], 1, ["/no/such.json"]),
+    (MODEL, ["--expert-ranks", 3, "--expert-placement", "auto"], 1, ["64 experts on 3 ranks", "as many each"]),
+    (MODEL, ["--expert-ranks", 2, "--expert-solver", "best"], 2, ["--expert-solver", "flow, greedy, eplb"]),
+    (MODEL.parent.parent / "tests/data/dense.gguf", ["--expert-ranks", 2], 1, ["dense.gguf", "no experts"]),
+])
+def test_expert_ranks_that_cannot_be(model, arguments, status, words):
+    code, error = run("worker", "--model", model, "--port", free_port(), *arguments)
+    assert code == status, error
+    for word in words:
+        assert word in error
+
+
 def test_a_dense_model_serves_without_signatures(tmp_path):
     dense = MODEL.parent.parent / "tests/data/dense.gguf"
     worker = Server("worker", "--model", dense, "--role", "both", log=tmp_path / "dense.log").wait_ready()
