@@ -197,7 +197,9 @@ Core::Core(std::span<const net::asio::any_io_executor> executors, const RouterOp
       leases(std::make_shared<LeaseKeeper>(executor, time)),
       gate(std::make_shared<Gate>(gate_options(options), metrics)),
       decisions(options.decisions),
-      id_seed_(random_seed()) {}
+      id_seed_(random_seed()) {
+  gate->set_options(gate_options(options));  // tells its gauges, which were made after it
+}
 
 Result<CorePtr> Core::make(std::span<const net::asio::any_io_executor> executors, RouterOptions options,
                            const Clock& clock) {

@@ -63,6 +63,8 @@ TEST_F(DoorTest, WaitsInOrderOfPriorityAndIsServedAfterIt) {
   }
   EXPECT_EQ(prompts(), 1U);
   EXPECT_TRUE(has_metric("kindred_router_requests_waiting 3"));
+  EXPECT_TRUE(has_metric("kindred_router_requests_limit 1"));
+  EXPECT_TRUE(has_metric("kindred_router_saturation 4"));
   gate_.open();
   for (auto& client : clients) EXPECT_EQ(parse_answer(client->read_to_end()).body, kWholeStream);
   const std::vector<SeenLeg> legs = fakes_[0]->legs();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 
@@ -67,6 +68,7 @@ net::Task<Result<std::unique_ptr<Permit>>> Gate::enter(net::asio::any_io_executo
 void Gate::set_options(GateOptions options) {
   const std::lock_guard lock(mutex_);
   wait_ms_ = options.wait_ms;
+  limit_ = options.admission.running;
   Admission::Changes changes;
   admission_.set_limits(options.admission, changes);
   carry_out(changes);
@@ -122,6 +124,9 @@ void Gate::carry_out(const Admission::Changes& changes) {
   }
   metrics_.requests_in_flight.set(static_cast<double>(admission_.running()));
   metrics_.requests_waiting.set(static_cast<double>(admission_.waiting()));
+  const auto present = static_cast<double>(admission_.running() + admission_.waiting());
+  metrics_.requests_limit.set(static_cast<double>(limit_));
+  metrics_.saturation.set(present / static_cast<double>(std::max<size_t>(limit_, 1)));
 }
 
 }  // namespace kindred::router

@@ -50,7 +50,10 @@ class Gate : public std::enable_shared_from_this<Gate> {
  public:
   // `metrics` is borrowed.
   Gate(GateOptions options, RouterMetrics& metrics)
-      : admission_(options.admission), wait_ms_(options.wait_ms), metrics_(metrics) {}
+      : admission_(options.admission),
+        limit_(options.admission.running),
+        wait_ms_(options.wait_ms),
+        metrics_(metrics) {}
 
   // Errors: kExhausted (no room to wait), kTimeout (no place came free in time), kCancelled.
   net::Task<Result<std::unique_ptr<Permit>>> enter(net::asio::any_io_executor executor, Claim claim,
@@ -72,6 +75,7 @@ class Gate : public std::enable_shared_from_this<Gate> {
 
   mutable std::mutex mutex_;
   Admission admission_;
+  size_t limit_;
   std::chrono::milliseconds wait_ms_;
   RouterMetrics& metrics_;
   std::unordered_map<Admission::Ticket, VisitPtr> visits_;  // that wait or run

@@ -62,10 +62,15 @@ TEST_F(LoadAgeFlow, PollsThatFailAgeOut) {
   });
   start();
   ASSERT_TRUE(eventually([&] { return known(0) && known(1); }));
+  const std::string labels = "{role=\"both\",worker=\"" + silent.url() + "\"} ";
+  EXPECT_TRUE(metrics().find("kindred_router_worker_waiting" + labels) != std::string::npos);
+  EXPECT_FALSE(has_metric("kindred_router_worker_waiting" + labels + "nan"));
   silent.remove_page("/metrics");
   ASSERT_TRUE(eventually([&] { return !known(0); }));
   EXPECT_TRUE(Json::parse(call("GET", "/status").body)["workers"][0]["load"].is_null());
   EXPECT_TRUE(has_metric("kindred_router_load_known{role=\"both\",worker=\"" + silent.url() + "\"} 0"));
+  EXPECT_TRUE(has_metric("kindred_router_worker_running" + labels + "nan"));
+  EXPECT_TRUE(has_metric("kindred_router_worker_waiting" + labels + "nan"));
   // Unknown is the router's own count, not zero: after three of its own it is no better than the other.
   std::vector<ConnectionPtr> clients;
   for (int i = 0; i < 3; ++i) clients.push_back(open("POST", "/v1/chat/completions", chat_body(false)));

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <limits>
+#include <optional>
+
 namespace kindred::router {
 namespace {
 
@@ -42,6 +45,9 @@ RouterMetrics::RouterMetrics()
       requests_in_flight(registry_.gauge("kindred_router_requests_in_flight", "Requests being served.")),
       stream_events(registry_.counter("kindred_router_stream_events_total", "Events of streams relayed to clients.")),
       requests_waiting(registry_.gauge("kindred_router_requests_waiting", "Requests waiting for a place.")),
+      requests_limit(registry_.gauge("kindred_router_requests_limit", "Requests that may be served at once.")),
+      saturation(registry_.gauge("kindred_router_saturation",
+                                 "Requests served and waiting, as a part of those that may be served at once.")),
       queue_s(registry_.histogram("kindred_router_queue_seconds", "Time that requests waited which had to wait.",
                                   latency_bounds_s())),
       preempted(registry_.counter("kindred_router_preempted_total",
@@ -158,6 +164,23 @@ void RouterMetrics::render_engine(const fleet::WorkerStatus& worker, const fleet
       engine.view.in_flight);
 }
 
+void RouterMetrics::render_load(const fleet::WorkerStatus& worker, const Labels& labels) {
+  registry_
+      .gauge("kindred_router_load_known", "1 if the worker's own report of its load is young enough to be used.",
+             labels)
+      .set(worker.load ? 1 : 0);
+  const auto set = [&](std::string_view name, std::string_view help, const std::optional<double>& said) {
+    // What is not known is not zero: nobody shall scale by it.
+    if (worker.load_age_s < 0) return;
+    registry_.gauge(name, help, labels).set(said.value_or(std::numeric_limits<double>::quiet_NaN()));
+  };
+  const fleet::LoadReport load = worker.load.value_or(fleet::LoadReport());
+  set("kindred_router_worker_running", "Requests that a worker says it runs; NaN while it does not say.", load.running);
+  set("kindred_router_worker_waiting", "Requests in a worker's own queue; NaN while it does not say.", load.waiting);
+  set("kindred_router_worker_kv_usage", "KV cache in use at a worker, 0 to 1; NaN while it does not say.",
+      load.kv_usage);
+}
+
 std::string RouterMetrics::render(const fleet::Fleet& fleet, bool engines) {
   // The removed too, or their last figures would stand for ever.
   for (const fleet::WorkerStatus& worker : fleet.status(/*all=*/true)) {
@@ -166,10 +189,7 @@ std::string RouterMetrics::render(const fleet::Fleet& fleet, bool engines) {
         .set(static_cast<double>(worker.in_flight));
     registry_.gauge("kindred_router_tokens_in_flight", "Tokens to be read and made at a worker, as estimated.", labels)
         .set(static_cast<double>(worker.tokens_in_flight));
-    registry_
-        .gauge("kindred_router_load_known", "1 if the worker's own report of its load is young enough to be used.",
-               labels)
-        .set(worker.load ? 1 : 0);
+    render_load(worker, labels);
     registry_.gauge("kindred_router_worker_up", "1 if the worker is up.", labels)
         .set(worker.health == fleet::Health::kUp ? 1 : 0);
     registry_

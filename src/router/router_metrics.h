@@ -43,6 +43,7 @@ class RouterMetrics {
   std::string render(const fleet::Fleet& fleet, bool engines = false);
 
  private:
+  void render_load(const fleet::WorkerStatus& worker, const Labels& labels);
   void render_engine(const fleet::WorkerStatus& worker, const fleet::EngineStatus& engine);
 
   Registry registry_;  // first: the references below are into it
@@ -62,6 +63,8 @@ class RouterMetrics {
   Gauge& requests_in_flight;
   Counter& stream_events;
   Gauge& requests_waiting;
+  Gauge& requests_limit;  // places
+  Gauge& saturation;      // (served + waiting) / places
   Histogram& queue_s;
   Counter& preempted;
   Counter& bad_counts;

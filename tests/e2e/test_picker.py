@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 import signal
+import subprocess
 
 import grpc
 import pytest
@@ -235,6 +236,55 @@ def test_streams_are_bounded(tmp_path, whole):
             with Stream(channel) as second:
                 second.head()
                 assert refusal(second)[0] == 429
+
+
+def aborted(stream):
+    with pytest.raises(grpc.RpcError) as caught:
+        while True:
+            stream.receive()
+    stream.end()
+    return caught.value.code() == grpc.StatusCode.ABORTED
+
+
+def test_a_batch_request_gives_its_place_to_an_interactive_one(tmp_path, whole):
+    with picker(tmp_path, whole, "--max-inflight", 1, "--batch-headroom-percent", 0) as (process, address):
+        with grpc.insecure_channel(address) as channel:
+            batch = Stream(channel)
+            batch.head(headers={"x-kindred-lane": "batch"})
+            batch.body(BODY)
+            batch.picked()
+            with Stream(channel) as stream:
+                stream.head()
+                stream.body(BODY)
+                stream.picked()
+                assert aborted(batch)
+                assert sum(in_flight(process).values()) == 1
+            wait_idle(process)
+
+
+def test_a_stream_that_never_ends_is_ended(tmp_path, whole):
+    with picker(tmp_path, whole, "--picker-stream-ms", 1000) as (process, address), grpc.insecure_channel(address) as channel:
+        stream = Stream(channel)
+        stream.head()
+        stream.body(BODY)
+        stream.picked()
+        assert aborted(stream)
+        wait_idle(process)
+
+
+def test_tls(tmp_path, whole):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+                    "-subj", "/CN=picker", "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key],
+                   check=True, capture_output=True)
+    with picker(tmp_path, whole, "--picker-tls-cert", cert, "--picker-tls-key", key) as (_, address):
+        trusted = grpc.ssl_channel_credentials(cert.read_bytes())
+        with grpc.secure_channel(address, trusted) as channel, Stream(channel) as stream:
+            stream.head()
+            stream.body(BODY)
+            assert stream.picked()[0] in endpoints(whole)
+        with pytest.raises(grpc.RpcError):
+            health(address, "liveness")  # in clear
 
 
 def test_health_and_the_end(tmp_path):
