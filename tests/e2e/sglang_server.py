@@ -62,6 +62,7 @@ class SglangServer(http.server.ThreadingHTTPServer):
         self.seen = []  # bodies, in the order in which they came
         self.garbage = None  # sent in place of routed_experts
         self.waiting_tokens = [0] * dp_size  # of each rank, for /v1/loads
+        self.has_loads = True  # else /metrics is all there is
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -139,7 +140,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send(200, {"object": "list", "data": [card]})
         elif path in ("/server_info", "/get_server_info"):
             self._send(200, server.server_info())
-        elif path == "/v1/loads":
+        elif path == "/v1/loads" and server.has_loads:
             self._send(200, server.loads())
         elif path == "/metrics":
             self._send(200, server.metrics(), "text/plain; version=0.0.4; charset=utf-8")

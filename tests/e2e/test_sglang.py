@@ -164,6 +164,25 @@ def test_decides_in_the_shadow_and_in_turns(fleet):
     assert policies == {"least-loaded", "locality-band"}
 
 
+def test_whole_servers_and_load_by_metrics(tmp_path):
+    server = SglangServer(dp_size=2)
+    server.has_loads = False
+    router = Server("router", "--worker", server.url, *HISTORY, "--load-interval-ms", 50, log=tmp_path / "router.log")
+    with contextlib.ExitStack() as ending:
+        ending.callback(server.stop)
+        ending.callback(router.stop)
+        router.wait_ready("/ready")
+        wait_until(lambda: get_json(router.url + "/status")["workers"][0]["load"] is not None, 10, "a load")
+        worker = get_json(router.url + "/status")["workers"][0]
+        assert worker["dialect"] == "sglang" and worker["version"] == "0.5.23" and worker["load"]["waiting"] == 0
+        for path, text in ((CHAT, {"messages": [{"role": "user", "content": prompt("poetry", 0)}]}), ("/v1/completions", {"prompt": prompt("poetry", 1)})):
+            for stream in (False, True):
+                body = {"model": "m", "max_tokens": 4, "stream": stream, **text}
+                through, straight = (request(url + path, "POST", body) for url in (router.url, server.url))
+                assert through[0] == straight[0] == 200 and through[2] == straight[2]
+                assert server.seen[-1] == server.seen[-2] == body  # nothing is asked of servers that do both
+
+
 def test_bad_options_are_named(tmp_path):
     for args, expected in ((["--history-shape", "48x128"], "history_shape"), (["--history-shape", SHAPE, "--history-sample", 2], "--history-sample")):
         router = Server("router", "--worker", "http://127.0.0.1:9", *args, log=tmp_path / "bad.log")
