@@ -8,7 +8,10 @@ traffic, then /stop_expert_distribution_record and /dump_expert_distribution_rec
 own, of what *it* routed, so ranks become sources. Mode `stat` writes one file, summed over ranks: there is then one
 source only, and only load can be balanced.
 
-What the files hold (sglang/srt/eplb/expert_distribution.py), read by torch.load:
+Needs no torch: of what torch.save writes (a zip of a pickle and the tensors' bytes) it reads numbers, texts, lists,
+dictionaries and tensors of whole numbers, and refuses anything else, so a file cannot run code.
+
+What the files hold (sglang/srt/eplb/expert_distribution.py):
   per_pass, per_token: {"records": [{"forward_pass_id", "rank", "global_physical_count" [L, P], ...}, ...],
                         "last_physical_to_logical_map" [L, P]}
   stat:                {"rank", "logical_count" [buffered steps, L, E], ...}
@@ -17,8 +20,72 @@ Layers that have no experts are rows of zeros, and stay, so that layer numbers r
 """
 
 import argparse
+import array
+import collections
 import json
+import pickle
 import sys
+import zipfile
+
+# torch's storages of whole numbers, by the codes of `array`.
+STORAGES = {"CharStorage": "b", "ByteStorage": "B", "ShortStorage": "h", "IntStorage": "i", "LongStorage": "q"}
+
+
+def nested(values, offset, size, stride):
+    """Lists of what a tensor of that size and stride shows of its storage."""
+    if not size:
+        return values[offset]
+    if len(size) == 1 and stride[0] > 0:
+        return values[offset : offset + size[0] * stride[0] : stride[0]].tolist()
+    return [nested(values, offset + i * stride[0], size[1:], stride[1:]) for i in range(size[0])]
+
+
+def rebuild_tensor(storage, offset, size, stride, *_):
+    numbers = [offset, *size, *stride]
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if min(numbers) < 0 or (min(size, default=1) > 0 and last >= len(storage)):
+        raise pickle.UnpicklingError("a tensor reaches beyond its storage")
+    return nested(storage, offset, tuple(size), tuple(stride))
+
+
+class DumpReader(pickle.Unpickler):
+    """Tensors become nested lists."""
+
+    def __init__(self, archive, folder):
+        super().__init__(archive.open(f"{folder}/data.pkl"))
+        self._archive, self._folder, self._storages = archive, folder, {}
+
+    def find_class(self, module, name):
+        known = {("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor, ("collections", "OrderedDict"): collections.OrderedDict}
+        if (module, name) in known:
+            return known[module, name]
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
+        raise pickle.UnpicklingError(f"it has a {module}.{name}; accepted: tensors of whole numbers, and plain values")
+
+    def persistent_load(self, pid):
+        _, code, key, *_ = pid
+        if key not in self._storages:
+            values = array.array(code)
+            values.frombytes(self._archive.read(f"{self._folder}/data/{key}"))
+            self._storages[key] = values
+        return self._storages[key]
+
+
+def load(path):
+    """What torch.save wrote to that file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            folder = next((name[: -len("/data.pkl")] for name in archive.namelist() if name.endswith("/data.pkl")), None)
+            if folder is None:
+                raise ValueError(f"{path}: no data.pkl in it: not a file of torch.save")
+            order = f"{folder}/byteorder"
+            if sys.byteorder != "little" or (order in archive.namelist() and archive.read(order) != b"little"):
+                raise ValueError(f"{path}: only little-endian files on little-endian machines are read")
+            return DumpReader(archive, folder).load()
+    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
 
 
 def as_lists(array):
@@ -46,7 +113,7 @@ def logical_counts(physical, physical_to_logical, experts):
 
 
 def traffic_of(dumps):
-    """`dumps`: what torch.load gave for each file. Returns the object that `kindred place --input` reads."""
+    """`dumps`: what load(), or torch.load, gave for each file. Returns the object that `kindred place --input` reads."""
     if any("logical_count" in dump for dump in dumps):
         if len(dumps) != 1:
             raise ValueError("mode stat: one file at a time, as each is a sum over all ranks")
@@ -82,12 +149,9 @@ def main():
     parser.add_argument("files", nargs="+", help="*.pt of SGLang's recorder")
     parser.add_argument("-o", "--output", required=True, help="JSON file to write")
     arguments = parser.parse_args()
-    import torch  # only here: what is above works without
-
-    dumps = [torch.load(path, weights_only=True, map_location="cpu") for path in arguments.files]
     try:
-        traffic = traffic_of(dumps)
-    except (KeyError, ValueError, TypeError) as error:
+        traffic = traffic_of([load(path) for path in arguments.files])
+    except (KeyError, IndexError, OSError, ValueError, TypeError) as error:
         sys.exit(f"expert_distribution.py: {error}")
     with open(arguments.output, "w", encoding="utf-8") as out:
         json.dump(traffic, out)

@@ -25,6 +25,7 @@
 #include "cli/router_edge.h"
 #include "cli/router_engines.h"
 #include "cli/router_experiment.h"
+#include "cli/router_history.h"
 #include "cli/router_kv.h"
 #include "cli/router_limits.h"
 #include "cli/router_picker.h"
@@ -72,6 +73,7 @@ struct RouterArguments {
   EdgeArguments edge;
   EngineArguments engines;
   KvArguments kv;
+  HistoryArguments history;
   ExperimentArguments experiment;
   PickerArguments picker;
   bool as_picker = false;  // whether these are options, too
@@ -145,6 +147,7 @@ ConfigSchema schema_of(RouterArguments& o) {
   o.edge.add_to(schema);
   o.engines.add_to(schema);
   o.kv.add_to(schema);
+  o.history.add_to(schema);
   o.experiment.add_to(schema);
   schema.flag("check_config", &o.check_config,
               "only say whether it could start with these options; exit status 0 or 2");
@@ -213,6 +216,7 @@ Result<router::RouterOptions> router_options(RouterArguments& o) {
   out.dns_interval_ms = milliseconds(o.dns_interval_ms);
   o.engines.apply(out);
   o.kv.apply(out);
+  o.history.apply(out);
   if (Status applied = o.experiment.apply(out); !applied) return std::move(applied).error();
   if (Status applied = o.edge.apply(out); !applied) return std::move(applied).error();
   return out;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <charconv>
 
 #include "base/json.h"
 
@@ -48,6 +49,18 @@ std::string_view server_info_path(Dialect dialect) {
     case Dialect::kKindred: break;
   }
   return {};
+}
+
+std::string_view sglang_rank_field(std::string_view version) {
+  constexpr std::array<uint32_t, 3> kRenamedIn = {0, 5, 10};
+  std::array<uint32_t, 3> numbers{};
+  for (uint32_t& number : numbers) {
+    const auto [end, error] = std::from_chars(version.data(), version.data() + version.size(), number);
+    if (error != std::errc{}) return "routed_dp_rank";
+    version.remove_prefix(static_cast<size_t>(end - version.data()));
+    if (version.starts_with('.')) version.remove_prefix(1);
+  }
+  return numbers < kRenamedIn ? "data_parallel_rank" : "routed_dp_rank";
 }
 
 ServerInfo parse_server_info(std::string_view json) {

@@ -40,6 +40,10 @@ ServerInfo parse_server_info(std::string_view json);
 // Where to ask; empty: nowhere.
 std::string_view server_info_path(Dialect dialect);
 
+// The field of a body that pins a data-parallel engine of an SGLang server: `data_parallel_rank` up to 0.5.9,
+// `routed_dp_rank` from 0.5.10 on, and where the version is not known.
+std::string_view sglang_rank_field(std::string_view version);
+
 // Two workers may share one KV cache only if these are equal: the model, its context, the dialect, and the
 // engine's version up to its second number, within which a rolling upgrade may mix workers.
 std::string pairing_fingerprint(Dialect dialect, std::string_view model, uint64_t max_model_len_tokens,

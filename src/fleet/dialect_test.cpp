@@ -112,6 +112,15 @@ TEST(Dialects, OnlyMatchingWorkersPairInARollingUpgrade) {
   EXPECT_FALSE(fleet.serving("sql-lora").paired);
 }
 
+TEST(Dialects, SglangsFieldForARankByItsVersion) {
+  for (const char* version : {"0.5.9", "0.5.6.post2", "0.4.10"}) {
+    EXPECT_EQ(sglang_rank_field(version), "data_parallel_rank") << version;
+  }
+  for (const char* version : {"0.5.10", "0.5.10rc0", "0.5.23", "0.6.0", "1.0.0", "", "0.6.dev1", "main"}) {
+    EXPECT_EQ(sglang_rank_field(version), "routed_dp_rank") << version;
+  }
+}
+
 TEST(Dialects, RolesAreCheckedWhereTheEngineSaysThem) {
   ManualClock clock;
   Fleet fleet(clock);

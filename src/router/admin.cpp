@@ -11,6 +11,7 @@
 #include "router/gate.h"
 #include "router/headers.h"
 #include "router/health.h"
+#include "router/history.h"
 #include "router/models.h"
 #include "router/prefixes.h"
 #include "router/refitter.h"
@@ -151,6 +152,7 @@ Json decision_json(const Core& core, const DecisionRecord& record) {
       {"similarity", nullptr},
       {"band_size", nullptr},
       {"prompt_tokens", record.prompt_tokens},
+      {"known_share", nullptr},
       {"rank", nullptr},
       {"prefill_tokens", nullptr},
       {"decision_us", record.decision_s * 1e6},
@@ -162,6 +164,7 @@ Json decision_json(const Core& core, const DecisionRecord& record) {
   if (record.shadow_worker) out["shadow_worker"] = url(*record.shadow_worker);
   for (const fleet::WorkerId id : record.candidates) out["candidates"].push_back(url(id));
   for (const auto& [id, score] : record.scores) out["scores"][url(id)] = score;
+  if (record.known_share) out["known_share"] = *record.known_share;
   if (record.rank) out["rank"] = *record.rank;
   if (record.prefill_tokens) out["prefill_tokens"] = *record.prefill_tokens;
   if (record.similarity) out["similarity"] = *record.similarity;
@@ -230,6 +233,7 @@ std::string status_json(const Core& core, size_t decisions) {
       {"cohorts", cohorts_json(core)},
       {"refit", refit_json(core)},
       {"prefixes", core.prefixes ? core.prefixes->status() : Json(nullptr)},
+      {"history", core.history ? core.history->status() : Json(nullptr)},
       {"decisions_total", core.decisions.total()},
       {"decisions", std::move(last)},
   });
@@ -264,6 +268,7 @@ net::Task<bool> answer_admin(Core& core, Exchange& exchange) {
     body += core.edge->metrics();
     if (engines) body += trace_metrics(core);
     if (core.prefixes) body += core.prefixes->metrics();
+    if (core.history) body += core.history->metrics();
     co_await exchange.answer(200, headers_for(exchange, "text/plain; version=0.0.4"), body);
   }
   co_return true;

@@ -17,6 +17,7 @@
 #include "router/edge.h"
 #include "router/experiment.h"
 #include "router/gate.h"
+#include "router/history.h"
 #include "router/lease.h"
 #include "router/prefixes.h"
 #include "router/refitter.h"
@@ -217,6 +218,9 @@ Result<CorePtr> Core::make(std::span<const net::asio::any_io_executor> executors
   if (Status made = core->prepare_policies(*settings); !made) return std::move(made).error();
   if (Status made = prepare_engines(*settings); !made) return std::move(made).error();
   if (Status ready = core->prepare_prefixes(*settings); !ready) return std::move(ready).error();
+  Result<std::unique_ptr<History>> history = History::make(given.history);
+  if (!history) return std::move(history).error();
+  core->history = *std::move(history);
   auto aliases = ModelAliases::parse(given.model_aliases);
   if (!aliases) return std::move(aliases).error();
   settings->aliases = *std::move(aliases);

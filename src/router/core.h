@@ -49,6 +49,7 @@ class LeaseKeeper;
 class ConfigSource;
 class Edge;
 class Experiment;
+class History;
 class Prefixes;
 class Refitter;
 
@@ -136,6 +137,7 @@ class Core {
   std::unique_ptr<ConfigSource> config;  // null: there is none to read again; what it does is [control]
   std::shared_ptr<Refitter> refitter;    // null: off
   std::unique_ptr<Prefixes> prefixes;    // null: no policy asks what workers hold
+  std::unique_ptr<History> history;      // null: none is kept of prompts' experts
   std::shared_ptr<LeaseKeeper> leases;
   std::shared_ptr<Gate> gate;  // places for requests
   RouterMetrics metrics;

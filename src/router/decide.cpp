@@ -66,6 +66,7 @@ std::optional<DecodeChoice> decide_decode(Core& core, Exchange& exchange, const 
   out.reason = policy::to_string(decision->reason);
   out.fallback = policy::to_string(decision->fallback);
   out.prompt_tokens = ask.prompt_tokens;
+  out.known_share = ask.known_share;
   if (decision->shadow) out.shadow_worker = snapshot.ids[*decision->shadow];
   for (const uint32_t at : decision->candidates) out.candidates.push_back(snapshot.ids[at]);
   for (size_t i = 0; i < decision->scores.size() && i < snapshot.ids.size(); ++i) {

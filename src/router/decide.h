@@ -25,6 +25,7 @@ struct DecodeAsk {
   fleet::LegLoad load = {};
   uint64_t prompt_tokens = 0;
   const expert::ExpertCounts* counts = nullptr;
+  std::optional<double> known_share = {};  // of the prompt that the counts are of, if they are remembered ones
 };
 
 struct DecodeChoice {

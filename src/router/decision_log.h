@@ -30,7 +30,8 @@ struct DecisionRecord {
   std::vector<std::pair<fleet::WorkerId, float>> scores;  // cosine to the worker's cohort, of those that have one
   std::optional<float> similarity;                        // of the worker chosen
   std::optional<size_t> band_size;
-  uint64_t prompt_tokens = 0;  // 0: not known
+  uint64_t prompt_tokens = 0;         // 0: not known
+  std::optional<double> known_share;  // of the prompt, by the history (router/history.h)
   // Of the worker that computed the prompt, where an engine policy chose: the engine, and what of the prompt it had to
   // compute, as far as is known.
   std::optional<uint32_t> rank;

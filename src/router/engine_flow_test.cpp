@@ -67,6 +67,20 @@ TEST_F(EngineFlow, SglangIsPinnedInTheBody) {
   EXPECT_EQ(w.legs()[0].body, body.substr(0, body.size() - 1) + R"(,"routed_dp_rank":1})");
 }
 
+TEST_F(EngineFlow, OlderSglangServersCallTheRankOtherwise) {
+  FakeWorker& w = other(Role::kBoth, "sglang");
+  w.set_page("/get_server_info", R"({"version":"0.5.9","disaggregation_mode":"null"})");
+  w.set_page("/v1/loads", R"({"loads":[{"dp_rank":0,"num_running_reqs":9,"num_waiting_reqs":9,"num_used_tokens":0,)"
+                          R"("num_total_tokens":9000},{"dp_rank":1,"num_running_reqs":0,"num_waiting_reqs":0,)"
+                          R"("num_used_tokens":0,"num_total_tokens":0}]})");
+  start();
+  ASSERT_TRUE(eventually([&] { return router_->core().fleet.status()[0].engines.size() == 2; }));
+  EXPECT_EQ(chat(true).status, 200);
+  const Json body = Json::parse(w.legs()[0].body);
+  EXPECT_EQ(body["data_parallel_rank"], 1);
+  EXPECT_FALSE(body.contains("routed_dp_rank"));
+}
+
 TEST_F(EngineFlow, ThePrefillLegIsPinnedAndTheDecodeLegIsNot) {
   FakeWorker& p = add(Role::kPrefill);
   FakeWorker& d = add(Role::kDecode);

@@ -93,7 +93,7 @@ Result<std::optional<std::string>> engine_body(const Core& core, const Exchange&
   }
   if (target.pinned() && core.fleet.dialect(target.worker) == fleet::Dialect::kSglang) {
     rank = fmt::to_string(*target.rank);
-    edits.push_back({"routed_dp_rank", rank});
+    edits.push_back({fleet::sglang_rank_field(core.fleet.description(target.worker).version), rank});
   }
   if (edits.empty()) return std::optional<std::string>();
   Result<std::string> changed = splice(body, edits);

@@ -1,8 +1,9 @@
 // A leg that has a prompt to compute: which worker gets it, and, where an engine policy is in force, which of its
 // engines; and what goes along with it, so that the worker runs it there and its traces tell that it has come.
 //
-// Pinned: by `X-data-parallel-rank` on kindred and vLLM workers, by the body's `routed_dp_rank` on SGLang (0.5.10 on),
-// if the worker has more than one engine. Kindred workers get `X-Kindred-Dispatch`, too, which their traces name.
+// Pinned: by `X-data-parallel-rank` on kindred and vLLM workers, by a field of the body on SGLang
+// (sglang_rank_field()), if the worker has more than one engine. Kindred workers get `X-Kindred-Dispatch`, too, which
+// their traces name.
 //
 // Thread-safety: as decide.h.
 #pragma once

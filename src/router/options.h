@@ -13,6 +13,7 @@
 #include "router/edge_options.h"
 #include "router/engine_options.h"
 #include "router/experiment_options.h"
+#include "router/history_options.h"
 #include "router/kv_options.h"
 
 namespace kindred::router {
@@ -44,6 +45,7 @@ struct RouterOptions {
   policy::DecodePolicyOptions decode_policy;
   EngineOptions engines;                                     // a policy that takes the place of prefill_policy
   KvOptions kv;                                              // for policies that ask what workers hold
+  HistoryOptions history;                                    // of prompts' experts, for SGLang
   ExperimentOptions experiment;                              // policies that take turns, instead of those above
   std::optional<policy::DecodePolicyOptions> shadow_policy;  // decides and is logged, does not act
   std::string cohorts;                                       // file; empty: none

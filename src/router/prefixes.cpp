@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <simdjson.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -160,12 +159,7 @@ net::Task<TokenIds> Prefixes::tokens(CorePtr core, const Exchange& exchange) {
 
 void Prefixes::approximate(const Exchange& exchange, PromptPrefix& out) {
   const std::string_view prompt = exchange.scan.prompt;
-  const std::string_view model = exchange.model;
-  fleet::BlockHash hash = XXH3_64bits(model.data(), model.size());
-  for (size_t at = 0; at + kPieceBytes <= prompt.size(); at += kPieceBytes) {
-    hash = XXH3_64bits_withSeed(prompt.data() + at, kPieceBytes, hash);
-    out.pieces.push_back(hash);
-  }
+  out.pieces = prompt_pieces(exchange.model, prompt);
   const std::lock_guard lock(mutex_);
   sent_.match(out.pieces, found_);
   for (const auto& one : found_) {

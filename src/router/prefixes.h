@@ -30,8 +30,6 @@ namespace kindred::router {
 
 class Prefixes {
  public:
-  static constexpr size_t kPieceBytes = 256;
-
   // `workers`: that may be there at a time. Error: kInvalid, naming `kv_events`.
   static Result<std::unique_ptr<Prefixes>> make(KvOptions options, uint32_t workers);
 

@@ -16,7 +16,7 @@ using namespace testing;
 // A prompt of `pieces` pieces that starts like all others of the same `topic`.
 std::string prompt(const std::string& topic, size_t pieces, const std::string& end = {}) {
   std::string text;
-  while (text.size() < pieces * Prefixes::kPieceBytes) text += topic + " ";
+  while (text.size() < pieces * kPieceBytes) text += topic + " ";
   return text + end;
 }
 

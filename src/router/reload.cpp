@@ -56,6 +56,8 @@ void check_fixed(const RouterOptions& now, const RouterOptions& next, std::vecto
   const auto by_prefix = [](const RouterOptions& of) { return of.prefill_policy.name == policy::kKvAwareName; };
   fixed(by_prefix(now) == by_prefix(next), "prefill_policy");
   fixed((now.decode_policy.held_weight > 0) == (next.decode_policy.held_weight > 0), "held_weight");
+  fixed(now.history.shapes == next.history.shapes, "history_shape");
+  fixed(now.history.bytes == next.history.bytes, "history_bytes");
   fixed((now.load_interval_ms.count() == 0) == (next.load_interval_ms.count() == 0), "load_interval_ms");
 }
 

@@ -1,7 +1,15 @@
 """`kindred place` as an operator runs it: traffic files in, placement files out, and what it says to nonsense."""
+import array
+import collections
 import importlib.util
+import io
 import json
+import pickle
+import subprocess
+import sys
+import types
 import xml.etree.ElementTree
+import zipfile
 
 import pytest
 
@@ -112,6 +120,88 @@ def test_sglang_records():
     with pytest.raises(ValueError, match="different placements"):
         recorder.traffic_of([dump(0, [1, 1, 1, 1]),
                              {"last_physical_to_logical_map": [[2, 1, 0, 0]], "records": []}])
+
+
+class Tensor:
+    """As torch.save pickles one of int32."""
+
+    def __init__(self, rows):
+        self.size = (len(rows), len(rows[0]))
+        self.storage = Storage(array.array("i", [value for row in rows for value in row]))
+
+    def __reduce__(self):
+        return sys.modules["torch._utils"]._rebuild_tensor_v2, (self.storage, 0, self.size, (self.size[1], 1), False, collections.OrderedDict())
+
+
+class Storage:
+    def __init__(self, values):
+        self.values = values
+
+
+def save(path, value):
+    """The zip that torch.save (1.6 and later) writes; `torch` is a stand-in with the two names that are in it."""
+    storages, out = [], io.BytesIO()
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, thing):
+            if not isinstance(thing, Storage):
+                return None
+            storages.append(thing)
+            return "storage", sys.modules["torch"].IntStorage, str(len(storages) - 1), "cuda:0", len(thing.values)
+
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    exec("class IntStorage: pass", torch.__dict__)  # each belongs to its module
+    exec("def _rebuild_tensor_v2(*_): pass", utils.__dict__)
+    torch.IntStorage.__module__, utils._rebuild_tensor_v2.__module__ = "torch", "torch._utils"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", torch)
+        patch.setitem(sys.modules, "torch._utils", utils)
+        Pickler(out, protocol=2).dump(value)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", out.getvalue())
+        archive.writestr("archive/byteorder", "little")
+        for i, storage in enumerate(storages):
+            archive.writestr(f"archive/data/{i}", storage.values.tobytes())
+        archive.writestr("archive/version", "3\n")
+
+
+def convert(*args):
+    return subprocess.run([sys.executable, ROOT / "integrations/sglang/expert_distribution.py", *args], capture_output=True, text=True, check=False)
+
+
+def test_sglang_from_dump_to_init_expert_location(tmp_path):
+    """The recorder's files of two ranks, of which each uses its own half of the experts; layer 0 has none."""
+    mapping = [[0, 1, 2, 3, 4, 5, 6, 7]] * 3
+    for rank in range(2):
+        of_own = [100 if expert % 2 == rank else 1 for expert in range(8)]
+        records = [{"forward_pass_id": i, "rank": rank, "gatherer_key": "primary", "global_physical_count": Tensor([[0] * 8, of_own, of_own])}
+                   for i in range(2)]
+        save(tmp_path / f"expert_distribution_recorder_1.5_{rank}.pt", {"records": records, "last_physical_to_logical_map": Tensor(mapping)})
+    dumps = sorted(tmp_path.glob("*.pt"))
+    done = convert(*dumps, "-o", tmp_path / "traffic.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "traffic.json").read_text())["A"][1] == [[200, 2] * 4, [2, 200] * 4]
+    place("--input", tmp_path / "traffic.json", "--ranks", 4, "--sglang", tmp_path / "location.json")
+    location = json.loads((tmp_path / "location.json").read_text())
+    assert list(location) == ["physical_to_logical_map"] and len(location["physical_to_logical_map"]) == 3
+    for row in location["physical_to_logical_map"]:
+        assert sorted(row) == list(range(8))
+    for row in location["physical_to_logical_map"][1:]:  # the first four slots are those of source 0's ranks
+        assert {expert % 2 for expert in row[:4]} == {0} and {expert % 2 for expert in row[4:]} == {1}
+
+
+def test_sglang_dumps_that_are_none(tmp_path):
+    path, good = tmp_path / "dump.pt", {"rank": 0, "logical_count": Tensor([[1, 2]])}
+    save(path, good)
+    data = path.read_bytes()
+    for bad, expected in ((b"", "not a zip"), (data[:200], "not a zip"), (b"{}", "not a zip")):
+        path.write_bytes(bad)
+        done = convert(path, "-o", tmp_path / "out.json")
+        assert done.returncode == 1 and expected in done.stderr and "Traceback" not in done.stderr, done.stderr
+    save(path, {"records": print})  # code, as any other global
+    assert "accepted: tensors of whole numbers" in convert(path, "-o", tmp_path / "out.json").stderr
+    save(path, {"neither": 1})
+    assert "neither 'records' nor 'logical_count'" in convert(path, "-o", tmp_path / "out.json").stderr
 
 
 def test_nonsense(traffic_file, tmp_path):
