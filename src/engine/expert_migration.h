@@ -43,7 +43,7 @@ class ExpertMover {
 };
 
 struct MigrationPace {
-  uint32_t moves_per_step = 4;     // at most
+  uint32_t moves_per_step = 1;     // at most
   uint64_t piece_bytes = 1 << 17;  // well below the time of a step
   double share = 0.1;              // of the time while steps run, that is spent on moves; in (0, 1]
 };

@@ -14,7 +14,7 @@ struct ExpertRanksOptions {
   uint32_t threads = 0;  // of all ranks together; 0: one per processor
   RankPinning pinning = RankPinning::kAuto;
   std::string placement = {};  // file to begin with; empty: experts in order
-  uint32_t moves_per_step = 4;
+  uint32_t moves_per_step = 1;
   bool count = true;                         // expert traffic; off only to measure what counting costs
   std::chrono::milliseconds window{10'000};  // of the counts
   std::chrono::milliseconds stall_timeout{30'000};
