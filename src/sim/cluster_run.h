@@ -64,8 +64,9 @@ class ClusterRun {
     fleet::WorkerId id = kNobody;  // in the fleet, once it has joined
     std::vector<Engine> engines;
     std::vector<Unit> units;
-    std::vector<Feed> feeds;                  // of each engine
-    std::unique_ptr<ExpertLoad> expert_load;  // null: one rank
+    std::vector<Feed> feeds;                               // of each engine
+    std::unique_ptr<ExpertLoad> expert_load;               // null: one rank
+    std::shared_ptr<const expert::RankMap> rank_map = {};  // what it tells routers; null: one rank
     bool alive = false;
     uint32_t epoch = 0;
     int64_t out_free_ns = 0, in_free_ns = 0;  // its two directions of the network
