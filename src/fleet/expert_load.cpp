@@ -1,5 +1,7 @@
 #include "fleet/expert_load.h"
 
+#include <utility>
+
 namespace kindred::fleet {
 
 bool ExpertLoad::join(const expert::Inclusion& inclusion, int32_t choices) {
@@ -33,7 +35,23 @@ void ExpertLoad::renew() {
   auto state = std::make_shared<ExpertState>();
   state->unused.resize(sums_.size());
   state->used = expert::unused_shares(sums_, state->unused);
+  if (ranks_ && ranks_->layers() == shape_.layers.size() && ranks_->experts() == shape_.experts) {
+    state->ranks = ranks_;
+    state->used = expert::busiest_rank_used(*ranks_, state->unused);
+  }
   state_ = std::move(state);
+}
+
+void ExpertLoad::set_ranks(std::shared_ptr<const expert::RankMap> ranks) {
+  const std::lock_guard lock(mutex_);
+  integrate();
+  ranks_ = std::move(ranks);
+  renew();
+}
+
+std::shared_ptr<const expert::RankMap> ExpertLoad::ranks() const {
+  const std::lock_guard lock(mutex_);
+  return ranks_;
 }
 
 // What has been up to now.

@@ -16,12 +16,15 @@
 
 #include "base/clock.h"
 #include "expert/inclusion.h"
+#include "expert/rank_union.h"
 
 namespace kindred::fleet {
 
 struct ExpertState {
   std::vector<float> unused;  // q [L, E]
-  double used = 0;            // expected distinct experts of all layers together
+  // Expected distinct experts of all layers together; with ranks, of each layer's busiest.
+  double used = 0;
+  std::shared_ptr<const expert::RankMap> ranks = {};  // that `used` is for; null: all experts on one
 };
 
 // Of a stretch of time, what a step had on average; integrals over time from some origin.
@@ -40,6 +43,11 @@ class ExpertLoad {
   bool join(const expert::Inclusion& inclusion, int32_t choices);
   void leave(const expert::Inclusion& inclusion, int32_t choices);  // what has joined, once
 
+  // Where the worker's experts are from now on; null: all on one rank. A map of another shape than the requests' is
+  // kept, and counts as none.
+  void set_ranks(std::shared_ptr<const expert::RankMap> ranks);
+  std::shared_ptr<const expert::RankMap> ranks() const;
+
   std::shared_ptr<const ExpertState> state() const;  // null: nobody is there
   ExpertSums sums();                                 // up to now
 
@@ -53,6 +61,7 @@ class ExpertLoad {
   std::vector<uint32_t> sums_;  // [L, E]
   int64_t requests_ = 0;
   std::shared_ptr<const ExpertState> state_;
+  std::shared_ptr<const expert::RankMap> ranks_;
   ExpertSums integrals_;
   MonotonicTime since_{};  // up to which they reach
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 #include <vector>
 
@@ -43,6 +44,41 @@ TEST(ExpertLoad, IsThatOfWhoIsThereWhoeverWasBefore) {
     ASSERT_EQ(state->unused, wanted->unused);
     ASSERT_EQ(state->used, wanted->used);
   }
+}
+
+// Under whatever order of joins, leaves and moves of experts, it is the busiest rank under the last placement.
+TEST(ExpertLoad, FollowsThePlacement) {
+  ManualClock clock;
+  Rng rng(6);
+  ExpertLoad load(clock);
+  std::vector<std::shared_ptr<const expert::Inclusion>> there;
+  std::vector<uint32_t> rank(kShape.cells(), 0);
+  for (int step = 0; step < 500; ++step) {
+    const uint64_t what = rng.below(3);
+    if (what == 0 || there.empty()) {
+      there.push_back(random_inclusion(rng));
+      load.join(*there.back(), 1);
+    } else if (what == 1) {
+      load.leave(*there.back(), 1);
+      there.pop_back();
+    } else {
+      for (uint32_t& one : rank) one = static_cast<uint32_t>(rng.below(4));
+      load.set_ranks(std::make_shared<const expert::RankMap>(*expert::RankMap::make(3, 16, 4, rank)));
+    }
+    const auto state = load.state();
+    if (!state || !load.ranks()) continue;
+    double wanted = 0;
+    for (size_t l = 0; l < 3; ++l) {
+      std::array<double, 4> used{};
+      for (size_t e = 0; e < 16; ++e) used.at(rank[l * 16 + e]) += 1 - static_cast<double>(state->unused[l * 16 + e]);
+      wanted += std::ranges::max(used);
+    }
+    ASSERT_NEAR(state->used, wanted, 1e-9);
+    ASSERT_EQ(state->ranks, load.ranks());
+  }
+  load.set_ranks(std::make_shared<const expert::RankMap>(*expert::RankMap::linear(2, 16, 4)));  // of another model
+  load.join(*random_inclusion(rng), 1);
+  EXPECT_FALSE(load.state()->ranks);
 }
 
 TEST(ExpertLoad, KeepsNoOtherShape) {
@@ -110,6 +146,21 @@ TEST_F(FleetExpertLoad, ViewsShowWhatGuardsHold) {
   const LoadGuard unknown = fleet_.take(worker_, LegLoad{}, nullptr);
   EXPECT_TRUE(snapshot().views[0].unused.empty());
   EXPECT_EQ(snapshot().views[0].requests, 1);
+}
+
+TEST_F(FleetExpertLoad, ViewsShowWhereExpertsAre) {
+  Rng rng(7);
+  EXPECT_EQ(snapshot().views[0].ranks, nullptr);
+  const auto map = std::make_shared<const expert::RankMap>(*expert::RankMap::linear(3, 16, 4));
+  fleet_.report_ranks(worker_, map);
+  EXPECT_EQ(snapshot().views[0].ranks, map.get());  // of an idle worker, too
+  const LoadGuard guard = fleet_.take(worker_, LegLoad{}, random_inclusion(rng));
+  const Snapshot seen = snapshot();
+  EXPECT_EQ(seen.views[0].used, expert::busiest_rank_used(*map, seen.views[0].unused));
+  fleet_.report_ranks(worker_, nullptr);
+  EXPECT_EQ(snapshot().views[0].ranks, nullptr);
+  EXPECT_GT(snapshot().views[0].used, seen.views[0].used);
+  EXPECT_EQ(seen.views[0].ranks, map.get());  // what was seen stays
 }
 
 TEST_F(FleetExpertLoad, ManyThreadsLeaveNothing) {

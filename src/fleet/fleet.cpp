@@ -196,6 +196,15 @@ bool Fleet::report_up(WorkerId id, Description description) {
   return set_health(worker, health, std::move(problem));
 }
 
+void Fleet::report_ranks(WorkerId id, std::shared_ptr<const expert::RankMap> ranks) {
+  std::shared_ptr<ExpertLoad> experts;
+  {
+    const std::lock_guard lock(mutex_);
+    experts = at(id).experts;
+  }
+  experts->set_ranks(std::move(ranks));
+}
+
 bool Fleet::report_failure(WorkerId id, std::string why) {
   const std::lock_guard lock(mutex_);
   Worker& worker = at(id);
@@ -336,17 +345,26 @@ Snapshot Fleet::snapshot(const Query& query) const {
     out.ids.push_back(id);
     if (!query.experts) continue;
     policy::WorkerView& view = out.views.back();
-    const auto joining = static_cast<double>(query.load.requests);
-    view.requests = (requests_of(worker, now) + joining) / share - joining;
     view.law = law;
     view.slowness = steps_->slowness(id);
     known.push_back({.state = worker.experts->state(),
                      .known = static_cast<double>(worker.ledger->requests.load(std::memory_order_relaxed)),
-                     .requests = view.requests});
+                     .requests = requests_of(worker, now),
+                     .ranks = worker.experts->ranks()});
   }
   if (!query.experts) return out;
-  if (options_.load == LoadSource::kPolled) add_unknown(known);
+  const bool polled = options_.load == LoadSource::kPolled;
+  if (polled) estimate_requests(known);
+  const auto joining = static_cast<double>(query.load.requests);
   for (size_t i = 0; i < known.size(); ++i) {
+    policy::WorkerView& view = out.views[i];
+    view.requests = known[i].requests = (known[i].requests + joining) / view.share - joining;
+    if (polled) view.load = view.requests;  // polled loads are in requests
+  }
+  if (polled) add_unknown(known);
+  for (size_t i = 0; i < known.size(); ++i) {
+    out.views[i].ranks = known[i].ranks.get();
+    out.ranks.push_back(std::move(known[i].ranks));
     out.experts.push_back(std::move(known[i].state));
     if (const ExpertState* state = out.experts.back().get()) {
       out.views[i].unused = state->unused;

@@ -197,7 +197,8 @@ struct Snapshot {
   std::vector<policy::WorkerView> views;
   std::vector<WorkerId> ids;  // beside them
   size_t available = 0;
-  std::vector<std::shared_ptr<const ExpertState>> experts = {};  // which views refer to; empty unless asked for
+  std::vector<std::shared_ptr<const ExpertState>> experts = {};    // which views refer to; empty unless asked for
+  std::vector<std::shared_ptr<const expert::RankMap>> ranks = {};  // the same
 };
 
 // All engines of a role's members, in configuration order and by rank.
@@ -260,6 +261,8 @@ class Fleet {
   // What reports change is returned as true when the worker's health changed, for logs. What is reported of
   // a removed worker changes nothing.
   bool report_up(WorkerId id, Description description);
+  // Where its experts are now, with expert parallelism; null: all on one rank, as at first.
+  void report_ranks(WorkerId id, std::shared_ptr<const expert::RankMap> ranks);
   bool report_failure(WorkerId id, std::string why);  // one failed check
   bool report_out(WorkerId id, std::string why);      // a check says: draining, or of no use
   bool report_refused(WorkerId id, std::string why);  // a request found nobody there: out, and a fault

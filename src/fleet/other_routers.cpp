@@ -10,7 +10,8 @@ namespace {
 constexpr double kWorthIt = 1.25;
 constexpr int kMostPower = 8;
 
-double used_of(std::span<const float> unused) {
+double used_of(std::span<const float> unused, const expert::RankMap* ranks) {
+  if (ranks != nullptr) return expert::busiest_rank_used(*ranks, unused);
   double used = 0;
   for (const float q : unused) used += 1 - static_cast<double>(q);
   return used;
@@ -21,11 +22,21 @@ std::shared_ptr<const ExpertState> raised(const ExpertState& from, int power) {
   for (int i = 1; i < power; ++i) {
     for (size_t c = 0; c < from.unused.size(); ++c) out->unused[c] *= from.unused[c];
   }
-  out->used = used_of(out->unused);
+  out->used = used_of(out->unused, from.ranks.get());
   return out;
 }
 
 }  // namespace
+
+void estimate_requests(std::span<PartlyKnown> workers) {
+  double known = 0, requests = 0;
+  for (const PartlyKnown& worker : workers) {
+    known += worker.known;
+    requests += worker.requests;
+  }
+  if (!(known > 0)) return;
+  for (PartlyKnown& worker : workers) worker.requests = (worker.requests + worker.known * requests / known) / 2;
+}
 
 void add_unknown(std::span<PartlyKnown> workers) {
   std::vector<float> mean;
@@ -44,10 +55,16 @@ void add_unknown(std::span<PartlyKnown> workers) {
   if (summed == 0) return;
   for (float& q : mean) q /= static_cast<float>(summed);
   auto usual = std::make_shared<ExpertState>();
-  usual->used = used_of(mean);
+  usual->used = used_of(mean, nullptr);
   usual->unused = std::move(mean);
   for (PartlyKnown& worker : workers) {
-    if (!worker.state && worker.requests >= 1) worker.state = usual;
+    if (worker.state || worker.requests < 1) continue;
+    worker.state = usual;
+    if (!worker.ranks || size_t{worker.ranks->layers()} * worker.ranks->experts() != usual->unused.size()) continue;
+    auto by_rank = std::make_shared<ExpertState>(*usual);
+    by_rank->ranks = worker.ranks;
+    by_rank->used = used_of(by_rank->unused, worker.ranks.get());
+    worker.state = std::move(by_rank);
   }
 }
 

@@ -214,7 +214,7 @@ Result<std::unique_ptr<DecodePolicy>> make_plain(const DecodePolicyOptions& opti
   if (options.name == kRandomName) return Made(std::make_unique<Random>(kRandomName, chooser));
   if (options.name == kRoundRobinName) return Made(std::make_unique<RoundRobin>(kRoundRobinName, chooser));
   if (options.name == kMarginalCostName) {
-    return Made(std::make_unique<MarginalCost>(chooser, options.load_cap, options.marginal));
+    return Made(std::make_unique<MarginalCost>(chooser, options.load_cap, options.held_weight, options.marginal));
   }
   if (options.name == kDomainName) return Made(std::make_unique<DomainPolicy>(chooser, options.load_cap));
   return wrong("name", options.name, fmt::format("{}", fmt::join(kNames, ", ")));
@@ -225,7 +225,7 @@ Result<std::unique_ptr<DecodePolicy>> make_plain(const DecodePolicyOptions& opti
 Result<std::unique_ptr<DecodePolicy>> make_decode_policy(const DecodePolicyOptions& options) {
   Result<std::unique_ptr<DecodePolicy>> made = make_plain(options);
   if (!made) return made;
-  if (options.held_weight > 0)
+  if (options.held_weight > 0 && options.name != kMarginalCostName)  // it has a term for that
     made = std::unique_ptr<DecodePolicy>(new HeldPrice(*std::move(made), options.held_weight));
   if (!options.shuffle_signatures) return made;
   return std::unique_ptr<DecodePolicy>(std::make_unique<ShuffledSignatures>(std::move(*made), options.seed));

@@ -4,19 +4,22 @@
 
 namespace kindred::policy {
 
-std::optional<Decision> HeldPrice::choose(const DecodeSnapshot& snapshot, const DecodeRequest& request) {
+std::span<const WorkerView> price_held(std::span<const WorkerView> workers, double prompt_tokens, double weight,
+                                       std::vector<WorkerView>& priced) {
   const auto holds = [](const WorkerView& worker) { return worker.held_tokens > 0; };
-  if (!(request.prompt_tokens > 0) || std::ranges::none_of(snapshot.workers, holds)) {
-    return policy_->choose(snapshot, request);
-  }
-  priced_.assign(snapshot.workers.begin(), snapshot.workers.end());
-  for (WorkerView& worker : priced_) {
-    const double more = weight_ * (1 - std::min(1.0, worker.held_tokens / request.prompt_tokens));
+  if (!(prompt_tokens > 0) || std::ranges::none_of(workers, holds)) return workers;
+  priced.assign(workers.begin(), workers.end());
+  for (WorkerView& worker : priced) {
+    const double more = weight * (1 - std::min(1.0, worker.held_tokens / prompt_tokens));
     worker.load += more;
     worker.requests += more;
   }
+  return priced;
+}
+
+std::optional<Decision> HeldPrice::choose(const DecodeSnapshot& snapshot, const DecodeRequest& request) {
   DecodeSnapshot priced = snapshot;
-  priced.workers = priced_;
+  priced.workers = price_held(snapshot.workers, request.prompt_tokens, weight_, priced_);
   return policy_->choose(priced, request);
 }
 

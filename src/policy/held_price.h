@@ -6,11 +6,16 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "policy/decode_policy.h"
 
 namespace kindred::policy {
+
+// `workers` as they look then, in `priced`; `workers` itself without prompt_tokens, or if nobody holds anything.
+std::span<const WorkerView> price_held(std::span<const WorkerView> workers, double prompt_tokens, double weight,
+                                       std::vector<WorkerView>& priced);
 
 class HeldPrice final : public DecodePolicy {
  public:

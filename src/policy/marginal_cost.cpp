@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "expert/inner_product.h"
+#include "policy/held_price.h"
 
 namespace kindred::policy {
 namespace {
@@ -17,6 +18,12 @@ constexpr double kRounding = 1e-5;
 constexpr double kHalvesAt = 8, kWeightHolds = 16;
 double faded(double weight, double requests) {
   return weight * (1 + kWeightHolds / kHalvesAt) / (1 + requests / kHalvesAt);
+}
+
+// A placement of another model would be a bug elsewhere; without one, all experts are on one rank.
+bool ranked(const WorkerView& worker, const expert::ExpertShape& shape) {
+  return worker.ranks != nullptr && worker.ranks->layers() == shape.layers.size() &&
+         worker.ranks->experts() == shape.experts;
 }
 
 }  // namespace
@@ -56,7 +63,10 @@ std::optional<Decision> MarginalCost::choose(const DecodeSnapshot& snapshot, con
   } else {
     decision.reason = Reason::kLeastLoaded;
   }
-  decision.worker = chooser_.least_loaded(snapshot.workers, decision.candidates);
+  std::span<const WorkerView> workers = snapshot.workers;
+  if (held_weight_ > 0 && decision.reason == Reason::kLeastLoaded)
+    workers = price_held(workers, request.prompt_tokens, held_weight_, priced_);
+  decision.worker = chooser_.least_loaded(workers, decision.candidates);
   return decision;
 }
 
@@ -73,9 +83,8 @@ FallbackReason MarginalCost::weigh(const DecodeSnapshot& snapshot, const DecodeR
   rows_.clear();
   for (const uint32_t w : decision.candidates) {
     const std::span<const float> unused = snapshot.workers[w].unused;
-    if (unused.empty()) continue;
-    if (unused.size() != inclusion_.size()) return FallbackReason::kShapeMismatch;
-    rows_.push_back(unused.data());
+    if (!unused.empty() && unused.size() != inclusion_.size()) return FallbackReason::kShapeMismatch;
+    if (!unused.empty() && !ranked(snapshot.workers[w], counts.shape)) rows_.push_back(unused.data());
   }
   deltas_.resize(rows_.size());
   expert::dots(inclusion_, rows_, deltas_);
@@ -88,15 +97,30 @@ FallbackReason MarginalCost::weigh(const DecodeSnapshot& snapshot, const DecodeR
   double step = 0;
   for (const uint32_t w : decision.candidates) {
     const WorkerView& worker = snapshot.workers[w];
-    const double more = (worker.unused.empty() ? all_new : deltas_[row++]) / layers;
+    const bool by_rank = ranked(worker, counts.shape);
+    const double more = (by_rank ? expert::busiest_rank_used(*worker.ranks, worker.unused, inclusion_) - worker.used
+                         : worker.unused.empty() ? all_new
+                                                 : deltas_[row++]) /
+                        layers;
     const double used = worker.used / layers;
     const StepLaw law = options_.learned ? worker.law : StepLaw{};
     costs_.push_back(law.joining(used, more, worker.requests) / speed_of(worker));
     step += law.step(used, worker.requests) / speed_of(worker);
   }
   mean_step_ = step / static_cast<double>(decision.candidates.size());
+  if (held_weight_ > 0 && request.prompt_tokens > 0) add_transfer(snapshot, request, decision);
   if (options_.cohort_weight > 0 && snapshot.cohorts != nullptr) add_cohorts(snapshot, request, decision);
   return FallbackReason::kNone;
+}
+
+// Before the cohorts' term, so that it is in units of joining alone.
+void MarginalCost::add_transfer(const DecodeSnapshot& snapshot, const DecodeRequest& request,
+                                const Decision& decision) {
+  const double joining = std::accumulate(costs_.begin(), costs_.end(), 0.0) / static_cast<double>(costs_.size());
+  for (size_t i = 0; i < costs_.size(); ++i) {
+    const double held = snapshot.workers[decision.candidates[i]].held_tokens / request.prompt_tokens;
+    costs_[i] += held_weight_ * (1 - std::min(1.0, held)) * joining;
+  }
 }
 
 // A worker without a cohort is as near as the best: it would starve otherwise. Where signatures cannot be made, the

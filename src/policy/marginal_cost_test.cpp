@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <vector>
@@ -47,8 +48,9 @@ struct Busy {
 class MarginalCostTest : public ::testing::Test {
  protected:
   std::optional<Decision> choose(const std::vector<WorkerView>& workers, const expert::ExpertCounts* counts,
-                                 const MarginalOptions& options = {}) {
+                                 const MarginalOptions& options = {}, double prompt_tokens = 0) {
     DecodePolicyOptions with;
+    with.held_weight = held_weight_;
     with.name = "marginal-cost";
     with.tie_break = "lowest-index";
     with.load_cap = load_cap_;
@@ -56,10 +58,11 @@ class MarginalCostTest : public ::testing::Test {
     policy_ = *make_decode_policy(with);
     DecodeRequest request;
     request.counts = counts;
+    request.prompt_tokens = prompt_tokens;
     return policy_->choose({.workers = workers}, request);
   }
 
-  double load_cap_ = 0;
+  double load_cap_ = 0, held_weight_ = 0;
   std::unique_ptr<DecodePolicy> policy_;
 };
 
@@ -111,6 +114,126 @@ TEST_F(MarginalCostTest, IsTheLeastOfTheFormula) {
     ASSERT_TRUE(decision);
     EXPECT_EQ(decision->worker, best) << round;
   }
+}
+
+// With ranks, by whole tables from the definition: a layer costs its busiest rank's expected experts.
+TEST_F(MarginalCostTest, WithRanksItIsTheLeastOfTheFormula) {
+  Rng rng(8);
+  const auto step = [](double u, double b) { return 30 + u + 0.2 * b; };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Busy> busy(4);
+    std::vector<WorkerView> workers;
+    std::vector<expert::RankMap> maps;
+    std::vector<std::vector<uint32_t>> ranks(busy.size());
+    for (auto& of : ranks) {
+      for (size_t i = 0; i < kShape.cells(); ++i) of.push_back(static_cast<uint32_t>(rng.below(3)));
+      maps.push_back(*expert::RankMap::make(2, kExperts, 3, of));
+    }
+    const expert::ExpertCounts counts = uses(static_cast<uint32_t>(rng.below(7)), 10);
+    std::vector<float> p(kShape.cells());
+    expert::unpack_inclusion(expert::pack_inclusion(counts).codes, p);
+    size_t best = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t w = 0; w < busy.size(); ++w) {
+      for (uint64_t n = rng.below(5); n > 0; --n) busy[w].join(uses(static_cast<uint32_t>(rng.below(7)), 10));
+      double before = 0, after = 0;
+      for (uint32_t l = 0; l < 2; ++l) {
+        std::array<double, 3> now{}, then{};
+        for (uint32_t e = 0; e < kExperts; ++e) {
+          const size_t i = l * kExperts + e;
+          now.at(ranks[w][i]) += 1 - busy[w].unused[i];
+          then.at(ranks[w][i]) += 1 - busy[w].unused[i] * (1 - p[i]);
+        }
+        before += std::ranges::max(now) / 2;
+        after += std::ranges::max(then) / 2;
+      }
+      workers.push_back(busy[w].view());
+      workers.back().ranks = &maps[w];
+      workers.back().used = 2 * before;
+      const double batch = busy[w].requests;
+      const double cost = (batch + 1) * step(after, batch + 1) - batch * step(before, batch);
+      if (cost >= least - 1e-3) continue;
+      least = cost;
+      best = w;
+    }
+    const auto decision = choose(workers, &counts);
+    ASSERT_TRUE(decision);
+    // Costs within rounding of each other may fall either way.
+    const auto again = std::ranges::find(decision->candidates, static_cast<uint32_t>(best));
+    EXPECT_NE(again, decision->candidates.end()) << round;
+  }
+}
+
+TEST_F(MarginalCostTest, ARankThatIsBusyAnywayTakesNoMore) {
+  // Worker 0 has both experts of the request on a rank that has little to read, worker 1 on the busiest one.
+  std::array<Busy, 2> workers;
+  for (Busy& worker : workers) {
+    worker.join(uses(4));
+    worker.join(uses(6));
+  }
+  const auto map = [](uint32_t of_requests) {
+    std::vector<uint32_t> rank(kShape.cells(), 1 - of_requests);
+    for (uint32_t l = 0; l < 2; ++l) {
+      for (uint32_t e = 0; e < 2; ++e) rank[l * kExperts + e] = of_requests;
+      for (uint32_t e = 2; e < kExperts; ++e) rank[l * kExperts + e] = 0;
+    }
+    return *expert::RankMap::make(2, kExperts, 2, rank);
+  };
+  const expert::RankMap apart = map(1), together = map(0);
+  const expert::ExpertCounts counts = uses(0);
+  std::vector<WorkerView> views = {workers[0].view(), workers[1].view()};
+  views[0].ranks = &together;
+  views[1].ranks = &apart;
+  for (WorkerView& view : views) view.used = expert::busiest_rank_used(*view.ranks, view.unused);
+  EXPECT_EQ(choose(views, &counts)->worker, 1U);
+  std::swap(views[0].ranks, views[1].ranks);
+  EXPECT_EQ(choose(views, &counts)->worker, 0U);
+}
+
+// What a worker holds of the conversation is one more term of the sum: by hand.
+TEST_F(MarginalCostTest, HeldTokensAreWeighedAgainstExperts) {
+  Rng rng(9);
+  const auto step = [](double u, double b) { return 30 + u + 0.2 * b; };
+  constexpr double kPrompt = 400;
+  for (int round = 0; round < 200; ++round) {
+    held_weight_ = 2 * rng.uniform();
+    std::vector<Busy> busy(4);
+    std::vector<WorkerView> workers;
+    const expert::ExpertCounts counts = uses(static_cast<uint32_t>(rng.below(7)), 10);
+    std::vector<float> p(kShape.cells());
+    expert::unpack_inclusion(expert::pack_inclusion(counts).codes, p);
+    std::vector<double> costs;
+    double mean = 0;
+    for (Busy& worker : busy) {
+      for (uint64_t n = 1 + rng.below(5); n > 0; --n) worker.join(uses(static_cast<uint32_t>(rng.below(7)), 10));
+      workers.push_back(worker.view());
+      workers.back().held_tokens =
+          rng.below(2) == 0 ? 0 : kPrompt * 1.2 * rng.uniform();  // of more than the prompt, too
+      double more = 0;
+      for (size_t i = 0; i < p.size(); ++i) more += static_cast<double>(p[i]) * worker.unused[i];
+      const double batch = worker.requests, used = worker.used / 2;
+      costs.push_back((batch + 1) * step(used + more / 2, batch + 1) - batch * step(used, batch));
+      mean += costs.back() / static_cast<double>(busy.size());
+    }
+    for (size_t w = 0; w < costs.size(); ++w) {
+      costs[w] += held_weight_ * mean * (1 - std::min(1.0, workers[w].held_tokens / kPrompt));
+    }
+    const auto decision = choose(workers, &counts, {}, kPrompt);
+    ASSERT_TRUE(decision);
+    const double least = *std::ranges::min_element(costs);
+    EXPECT_NEAR(costs[decision->worker], least, 1e-3 * least) << round;
+  }
+}
+
+TEST_F(MarginalCostTest, WithoutCountsHeldTokensAreWorthRequests) {
+  held_weight_ = 1.5;
+  std::array<Busy, 2> workers;
+  workers[0].join(uses(0));
+  std::vector<WorkerView> views = {workers[0].view(), workers[1].view()};
+  views[0].held_tokens = 100;
+  EXPECT_EQ(choose(views, nullptr, {}, 100)->worker, 0U);
+  held_weight_ = 0.5;
+  EXPECT_EQ(choose(views, nullptr, {}, 100)->worker, 1U);
 }
 
 TEST_F(MarginalCostTest, SlowWorkersGetLess) {

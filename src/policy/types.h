@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "expert/inclusion.h"
+#include "expert/rank_union.h"
 #include "policy/step_law.h"
 
 namespace kindred::policy {
@@ -34,7 +35,8 @@ struct WorkerView {
   double requests = 0;  // in flight; raised like `load` while the worker starts slowly
   std::span<const float> unused =
       {};           // [L, E]: how likely each expert is unused in a step; empty: nobody known is there
-  double used = 0;  // expected distinct experts in a step, of all layers together
+  double used = 0;  // expected distinct experts in a step, of all layers together; with ranks, of each layer's busiest
+  const expert::RankMap* ranks = nullptr;  // of expert parallelism, where each expert is now; null: none
   StepLaw law = {};
   double slowness = 1;  // of its steps, against what `law` says
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 
 #include "sim/cluster_testing.h"
 
@@ -151,6 +152,33 @@ TEST_F(ClusterFaults, WhoJoinsGetsRequests) {
   }
   EXPECT_GT(at_newcomer, 20U);
   EXPECT_EQ(count(*run, Ended::kOk), 300U);
+}
+
+// The default and marginal-cost, without cohorts and calibration, while workers fail, leave, come back and join.
+TEST_F(ClusterFaults, ExpertPoliciesNeedNothingAndFollowTheFleet) {
+  for (const char* policy : {"locality-band", "marginal-cost"}) {
+    ClusterOptions options = testing::pd(2, 4, cost());
+    options.router.decode = {};
+    EXPECT_EQ(options.router.decode.name, "locality-band");  // the default
+    options.router.decode.name = policy;
+    options.script = {{.at_s = 1, .kind = ScriptKind::kFail, .worker = 2},
+                      {.at_s = 2, .kind = ScriptKind::kLeave, .worker = 3},
+                      {.at_s = 3, .kind = ScriptKind::kJoin, .worker = 2},
+                      {.at_s = 4, .kind = ScriptKind::kJoin, .worker = 5}};
+    const auto requests = testing::poisson_load(model_, 30, 300, 100, 60, 3);
+    const Result<SimResult> run = run_cluster(options, requests);
+    ASSERT_TRUE(run) << run.error().message;
+    EXPECT_EQ(count(*run, Ended::kOk) + count(*run, Ended::kWorkerLost), 300U) << policy;
+    std::array<size_t, 6> late{};
+    for (const RequestRecord& record : run->requests) {
+      if (record.handed_ns > 6'000'000'000) ++late.at(record.decode_worker);
+      if (record.arrival_ns < 2'000'000'000) continue;
+      EXPECT_EQ(record.ended, Ended::kOk) << policy;
+    }
+    EXPECT_EQ(late[3], 0U) << policy;
+    for (const size_t worker : {2U, 4U, 5U}) EXPECT_GT(late.at(worker), 10U) << policy << worker;
+    expect_nothing_left(*run);
+  }
 }
 
 TEST_F(ClusterFaults, APlainWorkersRequestsGoElsewhereUntilTheyHaveBegun) {

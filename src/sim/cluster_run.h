@@ -67,9 +67,10 @@ class ClusterRun {
     fleet::WorkerId id = kNobody;  // in the fleet, once it has joined
     std::vector<Engine> engines;
     std::vector<Unit> units;
-    std::vector<Feed> feeds;                  // of each engine
-    std::unique_ptr<ExpertLoad> expert_load;  // null: one rank
-    std::unique_ptr<RankFlow> flow;           // null: no WorkerGroup::expert_parallel
+    std::vector<Feed> feeds;                               // of each engine
+    std::unique_ptr<ExpertLoad> expert_load;               // null: one rank
+    std::shared_ptr<const expert::RankMap> rank_map = {};  // what it tells routers; null: one rank
+    std::unique_ptr<RankFlow> flow;                        // null: no WorkerGroup::expert_parallel
     std::optional<PlacementControl> control = {};
     std::optional<PlacementControl::Move> move = {};  // under way
     int64_t window_ends_ns = 0;

@@ -13,6 +13,16 @@ namespace {
 // A step takes time, or simulated time would stand still.
 int64_t duration_ns(double seconds) { return std::max<int64_t>(1, std::llround(seconds * 1e9)); }
 
+// Null: more ranks than a router keeps apart.
+std::shared_ptr<const expert::RankMap> rank_map_of(const ExpertRanks& ranks, uint32_t experts) {
+  std::vector<uint32_t> of;
+  for (uint32_t l = 0; l < ranks.layers(); ++l) {
+    for (uint32_t e = 0; e < experts; ++e) of.push_back(ranks.rank_of(l, e));
+  }
+  auto map = expert::RankMap::make(ranks.layers(), experts, ranks.ranks(), of);
+  return map ? std::make_shared<const expert::RankMap>(*std::move(map)) : nullptr;
+}
+
 }  // namespace
 
 ClusterRun::Worker ClusterRun::make_worker(const WorkerGroup& group, uint32_t number,
@@ -32,7 +42,10 @@ ClusterRun::Worker ClusterRun::make_worker(const WorkerGroup& group, uint32_t nu
     worker.feeds[e].first_rank = e * group.ranks / group.engines;
     worker.feeds[e].last_rank = std::max(worker.feeds[e].first_rank + 1, (e + 1) * group.ranks / group.engines);
   }
-  if (group.ranks > 1) worker.expert_load = std::make_unique<ExpertLoad>(std::move(ranks));
+  if (group.ranks > 1) {
+    worker.rank_map = rank_map_of(*ranks, given_[0].experts.prompt->shape.experts);
+    worker.expert_load = std::make_unique<ExpertLoad>(std::move(ranks));
+  }
   return worker;
 }
 
@@ -242,6 +255,7 @@ void ClusterRun::join(uint32_t at) {
     worker_of_.resize(id + 1, kNobody);
     worker_of_[id] = at;
     router->up(id, engines);
+    if (worker.rank_map) router->fleet().report_ranks(id, worker.rank_map);
   }
   if (!known) worker.id = static_cast<fleet::WorkerId>(worker_of_.size() - 1);  // the same in all
 }

@@ -45,6 +45,12 @@ Result<ExpertRanks> ExpertRanks::make(uint32_t layers, uint32_t experts, uint32_
   return out;
 }
 
+uint32_t ExpertRanks::rank_of(uint32_t layer, uint32_t expert) const {
+  uint32_t rank = 0;
+  while ((mask(rank)[layer * words_ + expert / 64] >> (expert % 64) & 1) == 0) ++rank;
+  return rank;
+}
+
 ExpertUnion::ExpertUnion(std::shared_ptr<const ExpertRanks> ranks)
     : ranks_(std::move(ranks)),
       bits_(static_cast<size_t>(ranks_->layers()) * ranks_->words(), 0),

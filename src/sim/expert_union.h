@@ -27,6 +27,7 @@ class ExpertRanks {
   uint32_t ranks() const { return ranks_; }
   uint32_t layers() const { return layers_; }
   uint32_t words() const { return words_; }
+  uint32_t rank_of(uint32_t layer, uint32_t expert) const;
   std::span<const uint64_t> mask(uint32_t rank) const {  // [L, words]
     const size_t row = static_cast<size_t>(layers_) * words_;
     return {masks_.data() + rank * row, row};
