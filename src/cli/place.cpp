@@ -51,7 +51,9 @@ void declare_solver(ConfigSchema& schema, PlaceArguments& options) {
   schema.integer("groups", &options.groups, 1, 65'536, "of eplb: groups of experts");
   schema.integer("nodes", &options.nodes, 1, 4096, "of eplb: nodes that hold whole groups");
   schema.real("time_limit_s", &options.time_limit_s, 0.01, 1e6, "of exact, per layer");
-  schema.flag("calibrate", &options.calibrate, "sweep greedy's beta and gamma against exact");
+  schema.flag("calibrate", &options.calibrate,
+              "sweep greedy's beta and gamma against exact, and simulate what the best are worth");
+  schema.text("profile", &options.profile, "calibrate: hardware profile of the simulation, of the traffic's model");
 }
 
 void declare_output(ConfigSchema& schema, PlaceArguments& options) {
@@ -185,6 +187,16 @@ Result<PlaceRow> run_solver(const PlaceArguments& options, const place::Problem&
   return row;
 }
 
+void simulate_calibration(const PlaceArguments& options, const place::Problem& problem, PlaceCalibration& into) {
+  const auto simulate = [&](const place::Weights& weights, std::optional<PlaceSimulation>& out) {
+    Result<PlaceSimulation> run = simulate_weights(problem, weights, options.profile, options.migration);
+    if (run) out = *run;
+    else into.not_simulated = run.error().message;
+  };
+  simulate(place::best_point(into.points).weights, into.simulated_best);
+  if (into.simulated_best) simulate(into.uncalibrated.weights, into.simulated_uncalibrated);
+}
+
 // `exact` where it is there; else the proof that `flow` brings.
 Status run_calibration(const PlaceArguments& options, PlaceResults& results) {
   const place::Problem& problem = results.problem;
@@ -201,6 +213,7 @@ Status run_calibration(const PlaceArguments& options, PlaceResults& results) {
   });
   KINDRED_CHECK(plain != calibration.points.end());
   calibration.uncalibrated = *plain;
+  simulate_calibration(options, problem, calibration);
   results.calibration = std::move(calibration);
   return {};
 }

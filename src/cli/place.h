@@ -29,6 +29,7 @@ struct PlaceArguments {
   std::string output, vllm, sglang, plots;
   int64_t explain = 0;
   bool compare = false, calibrate = false, json = false;
+  std::string profile = "h100-qwen3-30b-a3b";  // of the calibration's simulation
 };
 
 // How much higher than the proven bound `objective` can be at most, as a share of it; empty: nothing is proven.
@@ -44,11 +45,26 @@ struct PlaceRow {
   std::optional<double> gap() const { return proven_gap(solution, cost().objective); }
 };
 
+// Of one run: engines that send as the traffic has it, greedy every ten seconds.
+struct PlaceSimulation {
+  double ttft_s = 0, tpot_s = 0;  // means
+  double remote_share = 0, max_over_mean = 0;
+  uint64_t moved_experts = 0;
+  double stalled_s = 0;
+};
+// Each source is an engine with its part of the ranks, each rank a GPU of `profile`. Error: kInvalid: the profile is of
+// another model, or ranks do not divide among sources; or of the run.
+Result<PlaceSimulation> simulate_weights(const place::Problem& problem, const place::Weights& weights,
+                                         const std::string& profile, const place::MigrationOptions& migration);
+
 struct PlaceCalibration {
   std::string reference;  // "exact" or "flow"
   double reference_gap = 0;
   std::vector<place::CalibrationPoint> points = {};
   place::CalibrationPoint uncalibrated = {};  // (1, 1, 0)
+  // With the best weights and with (1, 1, 0); empty: `not_simulated` says why.
+  std::optional<PlaceSimulation> simulated_best = {}, simulated_uncalibrated = {};
+  std::string not_simulated = {};
 };
 
 struct PlaceResults {

@@ -64,7 +64,29 @@ void print_calibration(const PlaceCalibration& calibration) {
       "instead of {:.0f}\n",
       plain.cost.communication > 0 ? 100 * (best.cost.communication / plain.cost.communication - 1) : 0,
       best.cost.max_over_mean(), plain.cost.max_over_mean(), best.cost.moves, plain.cost.moves);
-  fmt::print("  (by the cost model; what that is in TTFT and TPOT takes a simulation)\n");
+  if (!calibration.simulated_uncalibrated) {
+    fmt::print("  not simulated: {}\n", calibration.not_simulated);
+    return;
+  }
+  const PlaceSimulation& now = *calibration.simulated_best;
+  const PlaceSimulation& before = *calibration.simulated_uncalibrated;
+  fmt::print(
+      "  simulated against (1, 1, 0): TTFT {:.1f} ms instead of {:.1f} ({:+.1f} %), TPOT {:.2f} ms instead of {:.2f} "
+      "({:+.1f} %); remote {:.1f} % instead of {:.1f} %, max/mean {:.2f} instead of {:.2f}, {} experts moved instead "
+      "of "
+      "{} (Gimbal: TTFT -10.8 %, TPOT -9.2 %)\n",
+      1e3 * now.ttft_s, 1e3 * before.ttft_s, 100 * (now.ttft_s / before.ttft_s - 1), 1e3 * now.tpot_s,
+      1e3 * before.tpot_s, 100 * (now.tpot_s / before.tpot_s - 1), 100 * now.remote_share, 100 * before.remote_share,
+      now.max_over_mean, before.max_over_mean, now.moved_experts, before.moved_experts);
+}
+
+Json simulation_json(const PlaceSimulation& run) {
+  return {{"ttft_s", run.ttft_s},
+          {"tpot_s", run.tpot_s},
+          {"remote_share", run.remote_share},
+          {"max_over_mean", run.max_over_mean},
+          {"moved_experts", run.moved_experts},
+          {"stalled_s", run.stalled_s}};
 }
 
 // Loads over the mean, before and after side by side, on one scale.
@@ -212,6 +234,12 @@ Json place_json(const PlaceArguments& options, const PlaceResults& results) {
     calibration["best"] = point_json(place::best_point(results.calibration->points));
     calibration["uncalibrated"] = point_json(results.calibration->uncalibrated);
     for (const auto& point : results.calibration->points) calibration["points"].push_back(point_json(point));
+    if (results.calibration->simulated_uncalibrated) {
+      calibration["simulated"] = {{"best", simulation_json(*results.calibration->simulated_best)},
+                                  {"uncalibrated", simulation_json(*results.calibration->simulated_uncalibrated)}};
+    } else {
+      calibration["not_simulated"] = results.calibration->not_simulated;
+    }
   }
   return json;
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -201,12 +202,47 @@ EldrComparison compare_eldr(const reproduce::EldrReproduction& run, std::span<co
   return out;
 }
 
+std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
+
+std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
+  std::string out;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    out += "|";
+    for (const std::string& cell : rows[r]) out += " " + cell + " |";
+    out += "\n";
+    if (r > 0) continue;
+    out += "|";
+    for (size_t c = 0; c < rows[r].size(); ++c) out += c == 0 ? "---|" : "---:|";
+    out += "\n";
+  }
+  return out;
+}
+
+std::string plain_table(const std::vector<std::vector<std::string>>& rows) {
+  Table out(rows.front());
+  for (size_t r = 1; r < rows.size(); ++r) out.row(rows[r]);
+  return out.text();
+}
+
+Status write_page(const std::string& folder, const std::string& name, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::filesystem::path path = std::filesystem::path(folder) / name;
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  out.flush();
+  if (!out) return Error{ErrorCode::kIo, "cannot write " + path.string()};
+  return {};
+}
+
 int run_reproduce(Args args) {
   const std::string_view usage =
-      "usage: kindred reproduce eldr [OPTIONS]\n\n"
-      "  eldr     ELDR's tables (8P16D, expert-locality routing between decode workers)\n\n"
+      "usage: kindred reproduce eldr|gimbal [OPTIONS]\n\n"
+      "  eldr     ELDR's tables (8P16D, expert-locality routing between decode workers)\n"
+      "  gimbal   Gimbal's figures (DP 2, TP 2, EP 4: engines by pressure, experts by their traffic)\n\n"
       "`kindred reproduce eldr --help` lists the options.\n";
   if (!args.empty() && std::string_view(args[0]) == "eldr") return reproduce_eldr(args.subspan(1));
+  if (!args.empty() && std::string_view(args[0]) == "gimbal") return reproduce_gimbal(args.subspan(1));
   const bool asked = !args.empty() && (std::string_view(args[0]) == "--help" || std::string_view(args[0]) == "-h");
   fmt::print(asked ? stdout : stderr, "{}", usage);
   return asked ? 0 : 2;

@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/commands.h"
 #include "reproduce/eldr_run.h"
+#include "reproduce/gimbal_run.h"
 
 namespace kindred::cli {
 
@@ -42,5 +44,20 @@ std::string eldr_text(const reproduce::EldrReproduction& run, const EldrComparis
 // eldr.md and its plots. `folder` also has the ablations' published tables read from `tables`. Error: kIo.
 Status write_eldr_page(const std::string& folder, const std::string& tables, const std::string& command,
                        const reproduce::EldrReproduction& run, const EldrComparison& comparison);
+
+// The same for Gimbal.
+int reproduce_gimbal(Args args);
+std::string gimbal_text(const reproduce::GimbalReproduction& run);
+Status write_gimbal_page(const std::string& folder, const std::string& command,
+                         const reproduce::GimbalReproduction& run);
+
+// For pages.
+std::string signed_percent(double share);  // "+1.2 %"
+// Markdown from rows of cells; the first row is the header.
+std::string markdown_table(const std::vector<std::vector<std::string>>& rows);
+// For the terminal, likewise.
+std::string plain_table(const std::vector<std::vector<std::string>>& rows);
+// Makes the folder. Error: kIo.
+Status write_page(const std::string& folder, const std::string& name, const std::string& text);
 
 }  // namespace kindred::cli

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 
@@ -17,7 +15,6 @@ namespace {
 
 using reproduce::Workload;
 
-std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
 // Predicted and measured; a NaN is not there.
 std::string both(double predicted, double measured) {
   const auto text = [](double share) { return std::isnan(share) ? std::string("-") : signed_percent(share); };
@@ -30,21 +27,6 @@ const EldrCellRow* find_row_of(const EldrComparison& comparison, Workload worklo
     if (row.workload == workload && row.model == model && row.policy == policy && row.rate == rate) return &row;
   }
   return nullptr;
-}
-
-// A Markdown table from rows of cells; the first row is the header.
-std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
-  std::string out;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    out += "|";
-    for (const std::string& cell : rows[r]) out += " " + cell + " |";
-    out += "\n";
-    if (r > 0) continue;
-    out += "|";
-    for (size_t c = 0; c < rows[r].size(); ++c) out += c == 0 ? "---|" : "---:|";
-    out += "\n";
-  }
-  return out;
 }
 
 std::vector<std::vector<std::string>> law_rows(const reproduce::EldrReproduction& run) {
@@ -413,38 +395,23 @@ std::string assumptions() {
          "kernels. Rates are chosen so that batches are those of the main tables.\n";
 }
 
-Status write_page(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.flush();
-  if (!out) return Error{ErrorCode::kIo, "cannot write " + path.string()};
-  return {};
-}
-
 }  // namespace
 
 std::string eldr_text(const reproduce::EldrReproduction& run, const EldrComparison& comparison) {
-  const auto table = [](const std::vector<std::vector<std::string>>& rows) {
-    Table out(rows.front());
-    for (size_t r = 1; r < rows.size(); ++r) out.row(rows[r]);
-    return out.text();
-  };
-  std::string out = "calibrated on round-robin rows alone\n\n" + table(law_rows(run)) + "\n";
+  std::string out = "calibrated on round-robin rows alone\n\n" + plain_table(law_rows(run)) + "\n";
   for (const auto& group : comparison.groups) {
     out += fmt::format("{}, {}: change of median TPOT against round-robin, predicted / measured (error of TPOT)\n",
                        group.model, to_string(group.workload));
-    out += table(cell_rows(comparison, group.workload, group.model)) + "\n";
+    out += plain_table(cell_rows(comparison, group.workload, group.model)) + "\n";
   }
-  out += table(group_rows(comparison)) + "\n" + table(tail_rows(comparison)) + "\n" + table(ttft_rows(comparison)) +
-         "\n" + table(experts_rows(run)) + "\n" + table(scaling_rows(run)) + "\n" + table(large_rows(run)) + "\n";
+  out += plain_table(group_rows(comparison)) + "\n" + plain_table(tail_rows(comparison)) + "\n" + plain_table(ttft_rows(comparison)) +
+         "\n" + plain_table(experts_rows(run)) + "\n" + plain_table(scaling_rows(run)) + "\n" + plain_table(large_rows(run)) + "\n";
   out += fmt::format("median error of TPOT p50, all but round-robin: {:.1f} %\n\n", 100 * comparison.median_error);
   return out + checks_text(run, comparison);
 }
 
 Status write_eldr_page(const std::string& folder, const std::string& tables, const std::string& command,
                        const reproduce::EldrReproduction& run, const EldrComparison& comparison) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
   std::string page = fmt::format(
       "# ELDR's results, predicted from round-robin\n\nMade by `{} --page {}`. The tables are those of the paper's "
       "artifact (`data/reference/eldr`); nothing here was measured by us. Six policies on 8P16D, three models, two "
@@ -477,7 +444,7 @@ Status write_eldr_page(const std::string& folder, const std::string& tables, con
           "\n## Prefix cache\n\nGPT-OSS-120B, task, 100 requests a second, predicted / measured.\n\n" +
           markdown_table(*caches) + "\n## A large model\n\n" + markdown_table(large_rows(run)) + "\n## Checks\n\n" +
           checks_text(run, comparison);
-  return write_page(std::filesystem::path(folder) / "eldr.md", page);
+  return write_page(folder, "eldr.md", page);
 }
 
 }  // namespace kindred::cli

@@ -57,6 +57,7 @@ def test_report_and_files(traffic_file, tmp_path):
     assert len(out["explain"]) == 3 and "tokens come from 'c" in out["explain"][0]
     assert out["migration"]["steps"]
     assert 0 <= out["calibration"]["best"]["kept"] <= 1
+    assert "of 8" in out["calibration"]["not_simulated"]
     placement = json.loads((tmp_path / "placement.json").read_text())
     assert (placement["layers"], placement["experts"], placement["ranks"]) == (LAYERS, EXPERTS, 4)
     for row in placement["placement"]:
@@ -69,6 +70,19 @@ def test_report_and_files(traffic_file, tmp_path):
             assert placement["placement"][layer][expert] == slot // 2
     for name in ("place-load.svg", "place-remote.svg"):
         xml.etree.ElementTree.parse(tmp_path / name)
+
+
+def test_calibration_is_simulated(tmp_path):
+    """Two sources that use different experts, of a size that a profile has."""
+    rows = [[[9 if (e % 2 == s) else 1 for e in range(128)] for s in range(2)] for _ in range(2)]
+    (tmp_path / "wide.json").write_text(json.dumps({"A": rows, "ranks": 4}))
+    out = json.loads(place("--input", tmp_path / "wide.json", "--calibrate", "--json"))
+    simulated = out["calibration"]["simulated"]
+    for run_of in (simulated["best"], simulated["uncalibrated"]):
+        assert 0 < run_of["tpot_s"] < 1 and 0 < run_of["ttft_s"] < 1
+        assert run_of["remote_share"] < 0.3  # half of the copies, were it not for the placement
+    unknown = json.loads(place("--input", tmp_path / "wide.json", "--calibrate", "--json", "--profile", "h100-gpt-oss-20b"))
+    assert "32 experts" in unknown["calibration"]["not_simulated"]
 
 
 def test_placed_already_stays(traffic_file, tmp_path):
