@@ -67,7 +67,7 @@ class SecureApi {
     {
       const std::lock_guard lock(mutex_);
       const std::string_view* given = request.head.headers.find("Authorization");
-      seen_.push_back(given == nullptr ? "" : *given);
+      seen_.emplace_back(given == nullptr ? "" : *given);
     }
     const bool watch = request.head.query_value("watch").has_value();
     if (!watch) {
