@@ -11,7 +11,7 @@ namespace {
 
 TEST(Base64, RoundTripsEveryLength) {
   Rng rng(1);
-  for (size_t size = 0; size < 70; ++size) {
+  for (size_t size = 0; size < 200; ++size) {
     std::vector<uint8_t> bytes(size);
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(rng.next());
     const auto back = base64_decode(base64_encode(bytes));
@@ -25,6 +25,20 @@ TEST(Base64, RoundTripsEveryLength) {
 TEST(Base64, RefusesWhatIsNot) {
   for (const char* text : {"Zg", "Zg=", "Z===", "====", "Zm9vY!==", "Zm9v\n", "Zg==Zg==", "Zh==", "Zm9vYmF="}) {
     EXPECT_FALSE(base64_decode(text).ok()) << text;
+  }
+}
+
+TEST(Base64, KnowsEachCharacterAtEachPlace) {
+  const std::string text = base64_encode(std::string(120, 'x'));
+  for (size_t at = 0; at < text.size(); ++at) {
+    std::string changed = text;
+    for (int c = 0; c < 256; ++c) {
+      changed[at] = static_cast<char>(c);
+      const bool known = std::isalnum(c) != 0 || c == '+' || c == '/';
+      const auto back = base64_decode(changed);
+      ASSERT_EQ(back.ok(), known) << "character " << c << " at " << at;
+      if (known) ASSERT_EQ(base64_encode(*back), changed);
+    }
   }
 }
 

@@ -4,6 +4,9 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace kindred {
 namespace {
@@ -25,6 +28,45 @@ constexpr std::array<std::array<uint32_t, 256>, 4> make_decode_tables() {
   return tables;
 }
 constexpr std::array<std::array<uint32_t, 256>, 4> kDecode = make_decode_tables();
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) inline __m256i between(__m256i text, char low, char high) {
+  return _mm256_andnot_si256(_mm256_cmpgt_epi8(text, _mm256_set1_epi8(high)),
+                             _mm256_cmpgt_epi8(text, _mm256_set1_epi8(static_cast<char>(low - 1))));
+}
+
+// Takes as many whole groups of 32 characters off the front as it may write 32 bytes for, of which 24 count (the method
+// of Muła and Lemire, "Faster Base64 Encoding and Decoding Using AVX2 Instructions", 2018, with ranges compared instead
+// of looked up). False: a character was wrong.
+__attribute__((target("avx2"))) bool decode_wide(const uint8_t*& from, const uint8_t* end, uint8_t*& to) {
+  // Of each four bytes the first three, the other way round; then the two halves side by side.
+  const __m256i bytes = _mm256_setr_epi8(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1, 2, 1, 0, 6, 5, 4, 10,
+                                         9, 8, 14, 13, 12, -1, -1, -1, -1);
+  const __m256i halves = _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7);
+  __m256i good = _mm256_set1_epi8(-1);
+  // Twelve characters more are there, so that there is room for the eight bytes that do not count.
+  for (; end - from >= 44; from += 32, to += 24) {
+    const __m256i text = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i upper = between(text, 'A', 'Z'), lower = between(text, 'a', 'z'), digit = between(text, '0', '9');
+    const __m256i plus = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('+')),
+                  slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
+    __m256i shift = _mm256_or_si256(_mm256_and_si256(upper, _mm256_set1_epi8(-'A')),
+                                    _mm256_and_si256(lower, _mm256_set1_epi8(26 - 'a')));
+    shift = _mm256_or_si256(shift, _mm256_and_si256(digit, _mm256_set1_epi8(52 - '0')));
+    shift = _mm256_or_si256(shift, _mm256_and_si256(plus, _mm256_set1_epi8(62 - '+')));
+    shift = _mm256_or_si256(shift, _mm256_and_si256(slash, _mm256_set1_epi8(63 - '/')));
+    const __m256i known =
+        _mm256_or_si256(_mm256_or_si256(_mm256_or_si256(upper, lower), digit), _mm256_or_si256(plus, slash));
+    good = _mm256_and_si256(good, known);
+    const __m256i sixes = _mm256_add_epi8(text, shift);
+    const __m256i twelves = _mm256_maddubs_epi16(sixes, _mm256_set1_epi32(0x01400140));
+    const __m256i words = _mm256_madd_epi16(twelves, _mm256_set1_epi32(0x00011000));
+    const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(words, bytes), halves);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+  }
+  return _mm256_movemask_epi8(good) == -1;
+}
+#endif
 
 // Bytes of the UTF-8 sequence that starts with `lead`, or 0 if none can.
 size_t utf8_sequence_bytes(uint8_t lead) {
@@ -98,8 +140,12 @@ Result<std::vector<uint8_t>> base64_decode(std::string_view text) {
   };
   uint8_t* to = out.data();
   uint32_t seen = 0;
-  const size_t whole = padding > 0 ? text.size() - 4 : text.size();
-  for (const uint8_t* end = from + whole; from != end; from += 4, to += 3) {
+  const uint8_t* const end = from + (padding > 0 ? text.size() - 4 : text.size());
+#if defined(__x86_64__)
+  static const bool wide = __builtin_cpu_supports("avx2") != 0;
+  if (wide && !decode_wide(from, end, to)) return bad;
+#endif
+  for (; from != end; from += 4, to += 3) {
     const uint32_t word = group(from);
     seen |= word;
     to[0] = static_cast<uint8_t>(word >> 16);

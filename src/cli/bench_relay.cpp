@@ -35,6 +35,7 @@ struct RelayOptions {
   std::string nginx = "nginx";
   PeerPrograms peers;
   BenchOutput output;
+  std::string limit = {};  // what allows no more streams; empty: as many as were asked for
 };
 
 // By target and round, microseconds of processor time; and requests a second, of all clients together.
@@ -73,18 +74,22 @@ Result<std::string> save_cohorts(const Bed& bed, const expert::ExpertShape& shap
   return path;
 }
 
-// Every stream takes two descriptors here and two in the router, which inherits the limit. Where that is too low,
-// fewer streams are measured, and the report says how many.
+// Every stream takes two descriptors in the router, to client and worker, and two here, which are both; the router
+// inherits the limit. It is raised as far as that is allowed; where that is too low, fewer streams are measured.
 void fit_to_descriptors(RelayOptions& options) {
-  constexpr rlim_t kOthers = 1024;  // connections of the other loads, logs, listeners
+  constexpr rlim_t kOthers = 256;  // logs, listeners, health
+  const auto wanted = std::max<rlim_t>(2 * static_cast<rlim_t>(options.streams) + kOthers, 4096);
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
+  const rlimit more = {.rlim_cur = wanted, .rlim_max = std::max(files.rlim_max, wanted)};
+  if (::setrlimit(RLIMIT_NOFILE, &more) == 0) return;
+  // The hard limit is for the superuser to raise.
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
   const auto most = static_cast<int64_t>((std::max(files.rlim_max, kOthers) - kOthers) / 2);
   if (options.streams <= most) return;
-  fmt::print(stderr, "kindred bench relay: the limit of {} open files (ulimit -Hn) allows {} streams, not {}\n",
-             files.rlim_max, most, options.streams);
+  options.limit = fmt::format("the hard limit of {} open files (ulimit -Hn): {} streams, two in the router for each",
+                              files.rlim_max, most);
   options.streams = most;
 }
 
@@ -254,6 +259,7 @@ Status measure_streams(Bed& bed) {
   const auto streams = static_cast<size_t>(bed.options.streams);
   if (streams == 0) return {};
   const auto hold_s = static_cast<double>(bed.options.hold_s);
+  bed.targets.clear();  // whose idle connections are not needed any more, but their descriptors are
   bed.backend->set({.events = 100'000, .interval_ms = 1000ms});
   // One that has served nothing yet, so that its memory is that of the streams.
   Result<RelayTarget> router = start_router(*bed.backend, bed.folder.path());
@@ -280,11 +286,13 @@ Status measure_streams(Bed& bed) {
                          {"longest_stall_ms", stall_ms},
                          {"processor_us_per_event", event_us},
                          {"events_per_s", streams}};
+  if (!bed.options.limit.empty()) bed.json["streams"]["limit"] = bed.options.limit;
   if (!bed.options.output.json) {
     fmt::print(
         "\n  {} streams of one event a second: {:.1f} KiB a stream, {:.1f} us of processor time an event, longest "
         "stall of the router's loop {:.0f} ms\n",
         streams, bytes / 1024, event_us, stall_ms);
+    if (!bed.options.limit.empty()) fmt::print("  no more because of {}\n", bed.options.limit);
   }
   return {};
 }

@@ -77,6 +77,7 @@ std::string prefill_json(const expert::ExpertShape& shape, bool stream) {
                 {"max_tokens", 256},
                 {"fingerprint", kFingerprint},
                 {"first", stream ? std::string(kEvent) : std::string()},
+                {"releases", 256},
                 {"lease", {{"id", "l1"}, {"bytes", 1 << 20}, {"hash", "00"}, {"ttl_ms", 30'000}}},
                 {"state", {{"seed", 1}}}};
   reply["expert_counts"] = parse_json(expert::counts_to_json(spread_counts(shape)));
@@ -102,7 +103,7 @@ struct RelayBackend::Impl {
   net::Task<void> handle(size_t at, net::Request& request, net::ResponseWriter& writer) {
     const std::string_view path = request.head.path();
     if (request.head.method == "POST" && path.starts_with("/v1/chat")) {
-      const std::string* leg = request.head.headers.find("X-Kindred-Leg");
+      const std::string_view* leg = request.head.headers.find("X-Kindred-Leg");
       const bool stream = wants_stream(request.body);
       if (leg != nullptr && *leg == "prefill") {
         co_await writer.send(200, typed("application/vnd.kindred.prefill+json"), prefill[stream ? 1 : 0]);

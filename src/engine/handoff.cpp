@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "engine/openai_json.h"
+#include "engine/openai_request.h"
 
 namespace kindred::engine {
 namespace {
@@ -279,6 +280,7 @@ std::string write_prefill_reply(const PrefillReply& reply) {
   if (reply.lease)
     out += fmt::format(R"(,"lease":{{"id":{},"bytes":{},"hash":{},"ttl_ms":{}}})", json_string(reply.lease->id),
                        reply.lease->bytes, json_string(reply.lease->hash), reply.lease->ttl.count());
+  if (reply.lease) fmt::format_to(std::back_inserter(out), R"(,"releases":{})", kMostReleases);
   if (reply.state) out += R"(,"state":)" + state_text(*reply.state);
   return out + '}';
 }

@@ -1,5 +1,6 @@
 #include "engine/handoff.h"
 #include "base/json.h"
+#include "engine/openai_request.h"
 
 #include <gtest/gtest.h>
 
@@ -73,6 +74,7 @@ TEST(Handoff, PrefillReplyHasTheFieldsOfTheDialect) {
   EXPECT_EQ(reply["expert_counts"]["suffix"]["tokens"], 2);
   EXPECT_EQ(reply["lease"],
             json({{"id", "abc123"}, {"bytes", 4096}, {"hash", std::string(32, 'a')}, {"ttl_ms", 30000}}));
+  EXPECT_EQ(reply["releases"], kMostReleases);
   EXPECT_TRUE(reply["state"].is_object());
   PrefillReply finished;
   finished.finished = true;

@@ -343,14 +343,27 @@ Result<std::vector<Token>> parse_detokenize_request(std::string_view body, const
   return out;
 }
 
-Result<std::string> parse_release_request(std::string_view body) {
+Result<std::vector<std::string>> parse_release_request(std::string_view body) {
   dom::parser parser;
   const auto object = parse_object(parser, body, "the request body");
   if (!object) return object.error();
+  std::vector<std::string> leases;
+  dom::element list;
+  if ((*object)["leases"].get(list) == simdjson::SUCCESS) {
+    const Error bad = invalid(fmt::format("'leases' must be a list of 1 to {} ids", kMostReleases), "leases");
+    dom::array ids;
+    if (list.get(ids) != simdjson::SUCCESS || ids.size() == 0 || ids.size() > kMostReleases) return bad;
+    for (const dom::element id : ids) {
+      std::string_view text;
+      if (id.get(text) != simdjson::SUCCESS) return bad;
+      leases.emplace_back(text);
+    }
+    return leases;
+  }
   FieldReader in(*object);
-  std::string lease(in.required_text("lease"));
+  leases.emplace_back(in.required_text("lease"));
   if (in.failed()) return in.status().error();
-  return lease;
+  return leases;
 }
 
 Result<uint32_t> resolve_max_tokens(const GenerationRequest& request, size_t prompt_tokens, const TokenLimits& limits) {

@@ -73,8 +73,9 @@ Result<TokenizeRequest> parse_tokenize_request(std::string_view body, const Requ
 // Body of /detokenize: {"tokens": [ids]}.
 Result<std::vector<Token>> parse_detokenize_request(std::string_view body, const RequestLimits& limits);
 
-// Body of /v1/kv_transfer/release: {"lease": id}.
-Result<std::string> parse_release_request(std::string_view body);
+// Body of /v1/kv_transfer/release: {"lease": id}, or {"leases": [ids]} with up to kMostReleases.
+inline constexpr size_t kMostReleases = 256;
+Result<std::vector<std::string>> parse_release_request(std::string_view body);
 
 struct TokenLimits {
   uint32_t context_tokens = 0;

@@ -253,8 +253,11 @@ TEST(OpenaiRequest, ReadsTheSmallBodies) {
   EXPECT_TRUE(parse_detokenize_request(R"({"tokens":[]})", kLimits).ok());
   EXPECT_FALSE(parse_detokenize_request(R"({"tokens":[1000]})", kLimits).ok());
   EXPECT_FALSE(parse_detokenize_request("{}", kLimits).ok());
-  EXPECT_EQ(*parse_release_request(R"({"lease":"x"})"), "x");
-  EXPECT_FALSE(parse_release_request(R"({"lease":1})").ok());
+  EXPECT_EQ(*parse_release_request(R"({"lease":"x"})"), std::vector<std::string>{"x"});
+  EXPECT_EQ(*parse_release_request(R"({"leases":["x","y"]})"), (std::vector<std::string>{"x", "y"}));
+  for (const char* bad : {R"({"lease":1})", R"({"leases":[]})", R"({"leases":"x"})", R"({"leases":["x",1]})"}) {
+    EXPECT_FALSE(parse_release_request(bad).ok()) << bad;
+  }
 }
 
 TEST(OpenaiError, HasOpenAisShape) {

@@ -44,7 +44,7 @@ std::string lease_id(std::string_view path) {
   return std::string(rest.substr(0, rest.find('/')));
 }
 
-bool usable_request_id(const std::string* id) {
+bool usable_request_id(const std::string_view* id) {
   return id && !id->empty() && id->size() <= 128 &&
          std::all_of(id->begin(), id->end(), [](char c) { return c > ' ' && c <= '~'; });
 }
@@ -114,8 +114,8 @@ std::span<const Worker::Impl::Route> Worker::Impl::routes() {
 
 Task<void> Worker::Impl::handle(net::Request& request, net::ResponseWriter& writer) {
   Exchange x{request, writer, clock.now(), {}, 0};
-  const std::string* id = request.head.headers.find("X-Request-Id");
-  x.request_id = usable_request_id(id) ? *id : "req-" + hex64(random.next());
+  const std::string_view* id = request.head.headers.find("X-Request-Id");
+  x.request_id = usable_request_id(id) ? std::string(*id) : "req-" + hex64(random.next());
   const std::string_view path = route_path(request.head.path());
   co_await dispatch(x, path);
   const auto known = std::any_of(routes().begin(), routes().end(), [&](const Route& r) { return r.path == path; });
@@ -251,9 +251,9 @@ Task<void> Worker::Impl::kv_renew(Exchange& x) {
 }
 
 Task<void> Worker::Impl::kv_release(Exchange& x) {
-  const auto lease = parse_release_request(x.request.body);
-  if (!lease) co_return co_await send_error(x, api_error(lease.error()));
-  leases.release(*lease);
+  const auto ids = parse_release_request(x.request.body);
+  if (!ids) co_return co_await send_error(x, api_error(ids.error()));
+  for (const std::string& id : *ids) leases.release(id);
   co_await send(x, 200, kJson, "{}");
 }
 

@@ -30,7 +30,7 @@ ApiError decode_error(const Error& error) {
 
 // The client's body and the handoff behind it.
 Result<std::pair<std::string_view, std::string_view>> split_body(const net::Request& request) {
-  const std::string* header = request.head.headers.find(kBytesHeader);
+  const std::string_view* header = request.head.headers.find(kBytesHeader);
   if (!header) return invalid(fmt::format("{} is missing", kBytesHeader), std::string(kBytesHeader));
   size_t bytes = 0;
   const char* end = header->data() + header->size();

@@ -145,8 +145,8 @@ Task<void> Worker::Impl::chat(Exchange& x) { return generate(x, Api::kChat); }
 Task<void> Worker::Impl::completions(Exchange& x) { return generate(x, Api::kCompletions); }
 
 Task<void> Worker::Impl::generate(Exchange& x, Api api) {
-  const std::string* header = x.request.head.headers.find(kLegHeader);
-  const std::string_view leg = header ? std::string_view(*header) : std::string_view();
+  const std::string_view* header = x.request.head.headers.find(kLegHeader);
+  const std::string_view leg = header ? *header : std::string_view();
   if (!leg.empty() && leg != "prefill" && leg != "decode") {
     const ApiError unknown =
         bad_request("unknown_leg", fmt::format("{}: accepted: prefill, decode", kLegHeader), std::string(kLegHeader));

@@ -58,12 +58,12 @@ Json load_json(const fleet::EngineTrace& trace, const EngineStats& stats, uint32
 
 Status Worker::Impl::read_placement(Exchange& x) const {
   const net::Headers& fields = x.request.head.headers;
-  if (const std::string* text = fields.find(kRankHeader)) {
+  if (const std::string_view* text = fields.find(kRankHeader)) {
     const auto rank = parse_rank(kRankHeader, *text, backend->engines.size());
     if (!rank) return rank.error();
     x.rank = *rank;
   }
-  if (const std::string* text = fields.find(fleet::kDispatchHeader)) {
+  if (const std::string_view* text = fields.find(fleet::kDispatchHeader)) {
     x.dispatch = parse_hex64(*text);
     if (!x.dispatch) {
       return invalid(fmt::format("{}: accepted: 16 hex digits", fleet::kDispatchHeader),

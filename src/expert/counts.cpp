@@ -109,7 +109,7 @@ Status parse_data(const simdjson::dom::object& object, ExpertCounts& counts, boo
   const Result<std::vector<uint8_t>> bytes = base64_decode(text);
   if (!bytes) return bytes.error();
   if (bytes->size() != size) return wrong("data", fmt::format("{} bytes for this shape", size));
-  counts.data.resize(counts.shape.cells());
+  counts.data = std::vector<uint32_t>(counts.shape.cells());
   const auto most = static_cast<uint32_t>(counts.tokens);
   // A token selects an expert at most once.
   if (!(narrow ? widen<uint16_t>(*bytes, most, counts.data) : widen<uint32_t>(*bytes, most, counts.data))) {

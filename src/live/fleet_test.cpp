@@ -39,7 +39,7 @@ Reply read_reply(const std::string& wire) {
   std::string_view rest = std::string_view(wire).substr(head_end + 4);
   if (head->headers.find("Transfer-Encoding") == nullptr) {
     out.body = rest;
-    const std::string* const length = head->headers.find("Content-Length");
+    const std::string_view* const length = head->headers.find("Content-Length");
     out.complete = length != nullptr && *length == std::to_string(rest.size());
     return out;
   }

@@ -20,7 +20,7 @@ net::Headers fields_of(std::string_view content_type) {
 // The client's body and, behind it, the handoff.
 Result<std::string> take_handoff(net::Request& request) {
   constexpr std::string_view kName = "X-Kindred-Handoff-Bytes";
-  const std::string* const header = request.head.headers.find(kName);
+  const std::string_view* const header = request.head.headers.find(kName);
   size_t bytes = 0;
   if (header != nullptr) std::from_chars(header->data(), header->data() + header->size(), bytes);
   if (bytes == 0 || bytes > request.body.size()) {
@@ -53,8 +53,8 @@ net::Task<void> LiveWorker::fail(net::ResponseWriter& writer, const ApiFailure& 
 
 net::Task<void> LiveWorker::generate(net::Request& request, net::ResponseWriter& writer, bool chat) {
   const fleet::Dialect dialect = site_->options.dialect;
-  const std::string* const header = request.head.headers.find("X-Kindred-Leg");
-  std::string leg = header == nullptr ? std::string() : *header;
+  const std::string_view* const header = request.head.headers.find("X-Kindred-Leg");
+  std::string leg(header == nullptr ? "" : *header);
   if (dialect != fleet::Dialect::kKindred) leg.clear();
   const Role role = spec().role;
   if (dialect == fleet::Dialect::kKindred && role != Role::kBoth && leg != to_string(role)) {

@@ -18,6 +18,8 @@ using std::chrono::steady_clock;
 // busy router. If it is not, the request is sent again on a new one, as it is when the peer closes just then.
 constexpr std::chrono::milliseconds kStillOpen{5};
 
+constexpr size_t kBuffers = 64;  // that are kept for answers to come, of 4 KiB
+
 Error cancelled_error(const Endpoint& endpoint) {
   return Error{ErrorCode::kCancelled, fmt::format("the request to {} was cancelled", endpoint.text())};
 }
@@ -83,6 +85,19 @@ void ClientPool::leave(const Endpoint& endpoint) {
     return;
   }
   if (--at->second.taken == 0) places_.erase(at);
+}
+
+ReadBuffer ClientPool::take_buffer() {
+  if (buffers_.empty()) return {};
+  ReadBuffer buffer = std::move(buffers_.back());
+  buffers_.pop_back();
+  return buffer;
+}
+
+void ClientPool::give_buffer(ReadBuffer buffer) {
+  if (buffers_.size() == kBuffers || !buffer.has_first_bytes()) return;
+  buffer.clear();
+  buffers_.push_back(std::move(buffer));
 }
 
 std::shared_ptr<Wire> ClientPool::take(const Endpoint& endpoint) {

@@ -15,6 +15,7 @@
 #include "base/result.h"
 #include "net/http_client.h"
 #include "net/http_message.h"
+#include "net/read_buffer.h"
 #include "net/resolver.h"
 #include "net/task.h"
 #include "net/wire.h"
@@ -51,6 +52,10 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
   std::optional<Place> enter_now(const Endpoint& endpoint);
   // Waits for a place, in order of arrival. Errors: kExhausted, kCancelled.
   Task<Result<Place>> enter(Endpoint endpoint, CancelToken cancel);
+
+  // Memory for an answer: of one read before, if there is, as that is still in the processor's cache.
+  ReadBuffer take_buffer();
+  void give_buffer(ReadBuffer buffer);
 
   // The idle connection used last, or nullptr. One that its peer was seen to close is not given.
   std::shared_ptr<Wire> take(const Endpoint& endpoint);
@@ -101,6 +106,7 @@ class ClientPool : public std::enable_shared_from_this<ClientPool> {
     std::chrono::steady_clock::time_point since;
   };
   std::unordered_map<Endpoint, std::vector<Idle>, EndpointHash> idle_;
+  std::vector<ReadBuffer> buffers_;
   // What names meant when they were refreshed last.
   std::unordered_map<Endpoint, std::vector<asio::ip::tcp::endpoint>, EndpointHash> known_;
 };

@@ -5,16 +5,26 @@
 #include <algorithm>
 
 namespace kindred::net {
+namespace {
+
+constexpr std::string_view kAnswerBegin = "HTTP/1.";
+constexpr size_t kFirstAnswerBytes = 1024 * 1024;  // of memory for a body whose length is known
+
+}  // namespace
 
 PooledResponse::PooledResponse(std::weak_ptr<ClientPool> pool, Endpoint endpoint, std::shared_ptr<Wire> wire,
                                CancelToken cancel, RequestDeadlines deadlines)
     : pool_(std::move(pool)), endpoint_(std::move(endpoint)), wire_(std::move(wire)), deadlines_(deadlines) {
-  if (const auto owner = pool_.lock()) limits_ = owner->options().head;
+  if (const auto owner = pool_.lock()) {
+    limits_ = owner->options().head;
+    in_ = owner->take_buffer();
+  }
   cancel_ = cancel.on_cancel([target = wire_] { target->cancel(); });
 }
 
 PooledResponse::~PooledResponse() {
   if (wire_) wire_->close();
+  if (const auto owner = pool_.lock()) owner->give_buffer(std::move(in_));
 }
 
 Task<Status> PooledResponse::exchange(std::span<asio::const_buffer> request, std::string_view method) {
@@ -48,13 +58,13 @@ void PooledResponse::hold(ClientPool::Place place) {
 Result<bool> PooledResponse::take_head(HeadScanner& scanner) {
   for (;;) {
     const HeadScanner::State state = scanner.scan(in_.data());
-    if (state == HeadScanner::State::kBareLf) return fail(ErrorCode::kCorrupt, "a line of the head ends in a bare LF");
+    if (state == HeadScanner::State::kBareLf) return head_corrupt("a line of the head ends in a bare LF");
     if (state == HeadScanner::State::kMore) {
       if (in_.size() > limits_.head_bytes) return fail(ErrorCode::kCorrupt, "the head is too large");
       return false;
     }
     auto parsed = parse_response_head(in_.data().substr(0, scanner.size()), limits_);
-    if (!parsed) return fail(ErrorCode::kCorrupt, parsed.error().message);
+    if (!parsed) return head_corrupt(parsed.error().message);
     in_.consume(scanner.size());
     head_ = std::move(*parsed);
     if (head_.status >= 200) return true;
@@ -133,6 +143,51 @@ Result<std::string_view> PooledResponse::take_payload() {
   return payload;
 }
 
+std::optional<std::string> PooledResponse::all_now() {
+  drop_given();
+  if (phase_ == Phase::kEnd) return std::string();
+  if (phase_ != Phase::kBody || framing_.kind != BodyFraming::Kind::kLength || length_left_ > in_.size()) {
+    return std::nullopt;
+  }
+  given_ = static_cast<size_t>(length_left_);
+  length_left_ = 0;
+  std::string body(in_.data().substr(0, given_));
+  end_body();
+  return body;
+}
+
+Task<Result<std::string>> PooledResponse::read_rest(size_t limit_bytes, size_t spare_bytes) {
+  drop_given();
+  const bool sized = phase_ == Phase::kBody && framing_.kind == BodyFraming::Kind::kLength && length_left_ > 0;
+  if (!sized) co_return co_await read_pieces(limit_bytes, spare_bytes);
+  if (length_left_ > limit_bytes) co_return too_large(limit_bytes);
+  const auto length = static_cast<size_t>(length_left_);
+  std::string body;
+  body.reserve(std::min(length, kFirstAnswerBytes) + spare_bytes);
+  size_t filled = std::min(length, in_.size());
+  body.assign(in_.data().substr(0, filled));
+  given_ = filled;
+  // The rest goes where it is to stay, in few reads.
+  while (filled < length) {
+    if (filled == body.size()) {
+      // Memory follows the bytes that came, not the length that was claimed.
+      const size_t target = std::min(length, std::max(kFirstAnswerBytes, 2 * filled));
+      body.reserve(target + spare_bytes);
+      body.resize(target);
+    }
+    drop_given();
+    wire_->expire_after(deadlines_.read_ms);
+    size_t count = 0;
+    wait_error_ = co_await wire_->read(std::span(body).subspan(filled), count);
+    if (!after_wait()) co_return body_failed(wait_error_);
+    filled += count;
+    length_left_ -= count;
+  }
+  length_left_ = 0;
+  end_body();
+  co_return body;
+}
+
 std::optional<Result<ClientResponse::Framed>> PooledResponse::framed_now() {
   KINDRED_CHECK(chunked());
   drop_given();
@@ -169,10 +224,22 @@ Error PooledResponse::fail(ErrorCode code, std::string_view what) {
   return failure_;
 }
 
+// Whether what has come can be no answer: on a connection that carried one before, it may be what the peer sent behind
+// that.
+bool PooledResponse::no_answer() const {
+  const size_t seen = std::min(in_.size(), kAnswerBegin.size());
+  return head_.status == 0 && (seen == 0 || in_.data().substr(0, seen) != kAnswerBegin.substr(0, seen));
+}
+
+Error PooledResponse::head_corrupt(std::string_view what) {
+  stale_ = no_answer();
+  return fail(ErrorCode::kCorrupt, what);
+}
+
 Error PooledResponse::head_failed(SystemError error) {
   if (wire_->cancelled()) return fail(ErrorCode::kCancelled, "the request was cancelled");
   if (wire_->expired()) return fail(ErrorCode::kTimeout, "no head arrived in time");
-  stale_ = in_.empty() && head_.status == 0;
+  stale_ = no_answer();
   return fail(ErrorCode::kUnavailable,
               fmt::format("the connection was closed before the head was complete ({})", error.message()));
 }

@@ -27,7 +27,8 @@ class PooledResponse final : public ClientResponse {
   Task<Status> exchange(std::span<asio::const_buffer> request, std::string_view method);
   // The connection's place in the pool, kept until the body's end.
   void hold(ClientPool::Place place);
-  // After a failed exchange: the peer had closed the connection before it answered anything.
+  // After a failed exchange: the connection was of no use already. The peer had closed it before it answered
+  // anything, or what lay in it is no answer.
   bool stale() const { return stale_; }
 
   const ResponseHead& head() const override { return head_; }
@@ -36,6 +37,8 @@ class PooledResponse final : public ClientResponse {
   std::optional<Result<Framed>> framed_now() override;
   Task<void> more() override;
   Headers take_headers() override { return std::move(head_.headers); }
+  std::optional<std::string> all_now() override;
+  Task<Result<std::string>> read_rest(size_t limit_bytes, size_t spare_bytes) override;
 
  private:
   enum class Phase { kHead, kBody, kEnd, kFailed };
@@ -46,6 +49,8 @@ class PooledResponse final : public ClientResponse {
   void drop_given();
   Result<std::string_view> take_payload();
   Error fail(ErrorCode code, std::string_view what);
+  bool no_answer() const;
+  Error head_corrupt(std::string_view what);
   Error head_failed(SystemError error);
   Error body_failed(SystemError error);
   void end_body();

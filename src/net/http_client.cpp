@@ -15,7 +15,7 @@ std::string compose_head(const Endpoint& endpoint, const RequestHead& head, size
                          const std::string& authorization) {
   std::string text;
   size_t bytes = 256;  // what is not the client's
-  for (const Header& header : head.headers) bytes += header.name.size() + header.value.size() + 4;
+  bytes += head.headers.bytes() + 4 * head.headers.size();
   text.reserve(bytes + head.target.size());
   // The request line is made of what a parser has accepted or our own code wrote; a target with a
   // space or a line end in it must still not become another request.
@@ -168,11 +168,12 @@ Task<Result<ClientResponse::Framed>> ClientResponse::read_framed() {
   co_return *std::move(piece);
 }
 
-Task<Result<std::string>> ClientResponse::read_all(size_t limit_bytes) {
+Error ClientResponse::too_large(size_t limit_bytes) {
+  return Error{ErrorCode::kTooLarge, fmt::format("the response is larger than {} bytes", limit_bytes)};
+}
+
+Task<Result<std::string>> ClientResponse::read_pieces(size_t limit_bytes, size_t spare_bytes) {
   std::string body;
-  if (const std::string* length = head().headers.find("Content-Length"); length != nullptr && length->size() < 10) {
-    body.reserve(std::min<size_t>(limit_bytes, std::strtoul(length->c_str(), nullptr, 10)));
-  }
   for (;;) {
     const std::optional<Result<std::string_view>> piece = some_now();
     if (!piece) {
@@ -180,10 +181,11 @@ Task<Result<std::string>> ClientResponse::read_all(size_t limit_bytes) {
       continue;
     }
     if (!*piece) co_return piece->error();
-    if ((*piece)->empty()) co_return body;
-    if ((*piece)->size() > limit_bytes - body.size()) {
-      co_return Error{ErrorCode::kTooLarge, fmt::format("the response is larger than {} bytes", limit_bytes)};
+    if ((*piece)->empty()) {
+      body.reserve(body.size() + spare_bytes);
+      co_return body;
     }
+    if ((*piece)->size() > limit_bytes - body.size()) co_return too_large(limit_bytes);
     body += **piece;
   }
 }

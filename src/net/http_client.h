@@ -70,7 +70,15 @@ class ClientResponse {
   virtual Headers take_headers() = 0;
 
   // The rest of the body. Error kTooLarge past `limit_bytes`.
-  Task<Result<std::string>> read_all(size_t limit_bytes);
+  Task<Result<std::string>> read_all(size_t limit_bytes) { return read_rest(limit_bytes, 0); }
+  // The same, with memory for so many bytes more behind it.
+  virtual Task<Result<std::string>> read_rest(size_t limit_bytes, size_t spare_bytes) = 0;
+  // All of a body that is here already, or nothing.
+  virtual std::optional<std::string> all_now() = 0;
+
+ protected:
+  static Error too_large(size_t limit_bytes);
+  Task<Result<std::string>> read_pieces(size_t limit_bytes, size_t spare_bytes);
 };
 
 class HttpClient {

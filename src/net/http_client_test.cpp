@@ -110,6 +110,24 @@ TEST_F(ClientTest, ReplacesAPooledConnectionThatIsClosed) {
   }
 }
 
+TEST_F(ClientTest, BytesBehindAnAnswerAreNoAnswerToTheNextRequest) {
+  for (const std::string stray : {"unasked\r\n\r\n", "\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", "unasked\n", "unasked"}) {
+    RawServer server([&](RawConnection& peer, int index) {
+      peer.read_message();
+      peer.send(kOk);
+      if (index > 0) return static_cast<void>(peer.wait_closed());
+      // For the client it is as if they had come first; it looks at an idle connection only after a while.
+      peer.read_message();
+      peer.send(stray);
+    });
+    ASSERT_TRUE(run(server.endpoint()).ok());
+    const auto body = run(server.endpoint());
+    ASSERT_TRUE(body.ok()) << body.error().message;
+    EXPECT_EQ(*body, "ok");
+    EXPECT_EQ(server.connections(), 2);
+  }
+}
+
 TEST_F(ClientTest, RetriesOnceAndOnlyAReusedConnection) {
   RawServer server([](RawConnection& peer, int index) {
     peer.read_message();
@@ -368,7 +386,7 @@ TEST_F(ClientTest, GetKeepsItsDeadlineAndWantsStatus200) {
       if (head.starts_with("GET /missing ")) peer.send("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
       if (head.starts_with("GET /busy ")) peer.send("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n");
       if (head.starts_with("GET /drip ")) {
-        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n");
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n");
         while (peer.send("x")) std::this_thread::sleep_for(20ms);
       }
     }

@@ -14,6 +14,9 @@ namespace {
 
 // Room for so many at once: what clients and workers send.
 constexpr size_t kUsualHeaders = 12;
+constexpr size_t kBlockBytes = 512;
+// More than is asked for, for what is added later.
+constexpr size_t kFewMore = 4, kSpareBytes = 256;
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
 
@@ -77,8 +80,8 @@ Error wrong_coding(const Headers& headers) {
 // The framing that the length headers give, or nothing where there are none.
 Result<std::optional<BodyFraming>> declared_framing(const Headers& headers, int minor_version) {
   size_t codings = 0, lengths = 0;
-  const std::string* first_coding = nullptr;
-  const std::string* first_length = nullptr;
+  const std::string_view* first_coding = nullptr;
+  const std::string_view* first_length = nullptr;
   for (const Header& header : headers) {
     if (equals_ignore_case(header.name, "Transfer-Encoding") && codings++ == 0) first_coding = &header.value;
     if (equals_ignore_case(header.name, "Content-Length") && lengths++ == 0) first_length = &header.value;
@@ -86,13 +89,13 @@ Result<std::optional<BodyFraming>> declared_framing(const Headers& headers, int 
   if (codings > 0 && lengths > 0) return invalid("both Content-Length and Transfer-Encoding are given");
   if (codings > 0) {
     if (minor_version == 0) return invalid("Transfer-Encoding is not part of HTTP/1.0");
-    const std::string& coding = *first_coding;
+    const std::string_view coding = *first_coding;
     if (codings > 1 || !equals_ignore_case(coding, "chunked")) return wrong_coding(headers);
     return std::optional(BodyFraming{BodyFraming::Kind::kChunked, 0});
   }
   if (lengths == 0) return std::optional<BodyFraming>();
   if (lengths > 1) return invalid("more than one Content-Length is given");
-  const std::string& text = *first_length;
+  const std::string_view text = *first_length;
   uint64_t length = 0;
   // from_chars takes neither sign nor white space for an unsigned number, and reports overflow.
   const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), length);
@@ -122,29 +125,76 @@ bool same_ignoring_case(const char* a, const char* b, size_t size) {
   return true;
 }
 
+Headers& Headers::operator=(const Headers& other) {
+  if (this == &other) return *this;
+  entries_.clear();
+  used_ = 0;
+  older_.clear();
+  reserve(other.size() + kFewMore, other.bytes() + kSpareBytes);
+  for (const Header& header : other) add(header.name, header.value);
+  return *this;
+}
+
+void Headers::swap(Headers& other) noexcept {
+  entries_.swap(other.entries_);
+  block_.swap(other.block_);
+  std::swap(used_, other.used_);
+  std::swap(capacity_, other.capacity_);
+  older_.swap(other.older_);
+}
+
+void Headers::reserve(size_t count, size_t bytes) {
+  entries_.reserve(count);
+  if (capacity_ - used_ >= bytes) return;
+  if (used_ > 0) older_.push_back(std::move(block_));
+  block_ = std::make_unique_for_overwrite<char[]>(bytes);
+  used_ = 0;
+  capacity_ = bytes;
+}
+
+char* Headers::room(size_t bytes) {
+  if (capacity_ - used_ < bytes) reserve(entries_.capacity(), std::max(bytes + kSpareBytes, kBlockBytes));
+  char* const out = block_.get() + used_;
+  used_ += bytes;
+  return out;
+}
+
+std::string_view Headers::hold(std::string_view text) {
+  char* const at = room(text.size());
+  std::copy(text.begin(), text.end(), at);
+  return {at, text.size()};
+}
+
 void Headers::add(std::string_view name, std::string_view value) {
   if (entries_.empty()) entries_.reserve(kUsualHeaders);
-  entries_.emplace_back(name, value);
+  char* const at = room(name.size() + value.size());
+  std::copy(name.begin(), name.end(), at);
+  std::copy(value.begin(), value.end(), at + name.size());
+  entries_.push_back({{at, name.size()}, {at + name.size(), value.size()}});
 }
 
 void Headers::set(std::string_view name, std::string_view value) {
-  // By value first: `value` may point into the entry that is about to go.
-  Header header(name, value);
-  erase(header.name);
-  entries_.push_back(std::move(header));
+  // Both may be views of the entry that goes: its bytes stay where they are.
+  erase(name);
+  add(name, value);
 }
 
 void Headers::erase(std::string_view name) {
   if (find(name) == nullptr) return;
-  const std::string wanted(name);  // `name` may point into an entry that goes
-  std::erase_if(entries_, [&](const Header& header) { return equals_ignore_case(header.name, wanted); });
+  std::erase_if(entries_, [&](const Header& header) { return equals_ignore_case(header.name, name); });
 }
 
-const std::string* Headers::find(std::string_view name) const {
+const std::string_view* Headers::find(std::string_view name) const {
   for (const Header& header : entries_) {
     if (equals_ignore_case(header.name, name)) return &header.value;
   }
   return nullptr;
+}
+
+size_t Headers::bytes() const {
+  size_t sum = 0;
+  for (const Header& header : entries_) sum += header.name.size() + header.value.size();
+  return sum;
 }
 
 size_t Headers::count(std::string_view name) const {
@@ -188,14 +238,18 @@ Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view 
 bool keep_alive(const RequestHead& head) { return stays_open(head.headers, head.minor_version); }
 bool keep_alive(const ResponseHead& head) { return stays_open(head.headers, head.minor_version); }
 
-bool is_hop_by_hop(const Headers& headers, std::string_view name) {
+bool is_hop_by_hop(std::string_view name) {
   constexpr auto kAlways =
       std::to_array<std::string_view>({"Connection", "Proxy-Connection", "Keep-Alive", "TE", "Trailer",
                                        "Transfer-Encoding", "Upgrade", "Proxy-Authenticate", "Proxy-Authorization"});
   for (const std::string_view other : kAlways) {
     if (equals_ignore_case(name, other)) return true;
   }
-  return has_token(headers, "Connection", name);
+  return false;
+}
+
+bool is_hop_by_hop(const Headers& headers, std::string_view name) {
+  return is_hop_by_hop(name) || has_token(headers, "Connection", name);
 }
 
 void append_header_line(std::string& out, std::string_view name, std::string_view value) {

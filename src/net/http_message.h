@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,20 +15,38 @@
 
 namespace kindred::net {
 
+// Views into the Headers that it belongs to.
 struct Header {
-  Header(std::string_view its_name, std::string_view its_value) : name(its_name), value(its_value) {}
-
-  std::string name;  // as received; compared without case
-  std::string value;
+  std::string_view name;  // as received; compared without case
+  std::string_view value;
 };
 
+// Names and values lie one behind the other in memory that never moves: a view into it is valid as long as the
+// object it was moved into last, whatever is added and erased meanwhile.
 class Headers {
  public:
+  Headers() = default;
+  Headers(const Headers& other) { *this = other; }
+  Headers& operator=(const Headers& other);
+  Headers(Headers&& other) noexcept { swap(other); }
+  Headers& operator=(Headers&& other) noexcept {
+    Headers old;
+    swap(old);
+    swap(other);
+    return *this;
+  }
+  ~Headers() = default;
+
   void add(std::string_view name, std::string_view value);
   void set(std::string_view name, std::string_view value);  // replaces all of that name
   void erase(std::string_view name);
-  // The first value of that name, or nullptr.
-  const std::string* find(std::string_view name) const;
+  // Room for so much at once.
+  void reserve(size_t count, size_t bytes);
+  // For who has many at once: keeps a copy of `text`, of which headers may then be added without another.
+  std::string_view hold(std::string_view text);
+  void add_held(std::string_view name, std::string_view value) { entries_.push_back({name, value}); }
+  // The first value of that name, or nullptr. Valid until the next change.
+  const std::string_view* find(std::string_view name) const;
   size_t count(std::string_view name) const;
   // Drops those for which `unwanted(header)` is true.
   template <class Unwanted>
@@ -38,9 +57,16 @@ class Headers {
   auto begin() const { return entries_.begin(); }
   auto end() const { return entries_.end(); }
   size_t size() const { return entries_.size(); }
+  size_t bytes() const;  // of all names and values
 
  private:
+  void swap(Headers& other) noexcept;
+  char* room(size_t bytes);
+
   std::vector<Header> entries_;
+  std::unique_ptr<char[]> block_;
+  size_t used_ = 0, capacity_ = 0;              // of the block
+  std::vector<std::unique_ptr<char[]>> older_;  // that had no room for what came
 };
 
 struct RequestHead {
@@ -109,8 +135,9 @@ Result<BodyFraming> response_framing(const ResponseHead& head, std::string_view 
 bool keep_alive(const RequestHead& head);
 bool keep_alive(const ResponseHead& head);
 
-// Whether a header of that name belongs to the one connection that `headers` came on, and must not be forwarded
-// (RFC 9110 §7.6.1): the ones named by `Connection` too.
+// Whether a header of that name always belongs to the one connection that it came on (RFC 9110 §7.6.1).
+bool is_hop_by_hop(std::string_view name);
+// The same for one that came with `headers`, and must not be forwarded: the ones named by `Connection` too.
 bool is_hop_by_hop(const Headers& headers, std::string_view name);
 
 // Appends "name: value CR LF". Control characters in either become spaces, so that a value made by

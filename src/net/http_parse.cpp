@@ -67,7 +67,12 @@ Result<int> parse_version(std::string_view text) {
   return invalid("the HTTP version must be 1.1 or 1.0", looks_like_one ? std::string(kFieldVersion) : std::string());
 }
 
+// For headers that are added to those of a head on its way through a router.
+constexpr size_t kHeadersAtOnce = 16, kMoreBytes = 256;
+
 Status parse_headers(std::string_view text, const HeadLimits& limits, Headers& headers) {
+  headers.reserve(kHeadersAtOnce, text.size() + kMoreBytes);
+  text = headers.hold(text);
   std::string_view line;
   for (;;) {
     if (!take_line(text, line)) return invalid("a header line does not end in CR LF");
@@ -82,7 +87,7 @@ Status parse_headers(std::string_view text, const HeadLimits& limits, Headers& h
     if (!is_token(name)) return invalid("a header name is empty or has a character that is not allowed");
     const std::string_view value = trim(line.substr(colon + 1));
     if (!is_field_text(value)) return invalid("a header value has a control character");
-    headers.add(name, value);
+    headers.add_held(name, value);
   }
   if (!text.empty()) return invalid("bytes follow the end of the head");
   return {};
@@ -120,7 +125,7 @@ Status check_host(const RequestHead& head) {
     if (head.minor_version >= 1) return invalid("the Host header is missing");
     return {};
   }
-  const std::string& host = *head.headers.find("Host");
+  const std::string_view host = *head.headers.find("Host");
   if (std::any_of(host.begin(), host.end(), [](char c) { return kNotForHosts[static_cast<unsigned char>(c)]; })) {
     return invalid("the Host header has a character that is not allowed");
   }

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -75,10 +76,19 @@ class ResponseWriter {
 };
 
 using Handler = std::function<Task<void>(Request&, ResponseWriter&)>;
-// Called with a request's head before its body is read (and before 100 Continue), with its cancellation; may
-// wait. What it returns becomes Request::permit. If it has sent a response instead, that is the answer, and
-// the connection closes.
-using Doorkeeper = std::function<Task<std::shared_ptr<void>>(Request&, ResponseWriter&)>;
+// What a doorkeeper says: a permit at once, or a wait that ends with one.
+struct Entrance {
+  Entrance() = default;
+  Entrance(std::shared_ptr<void> its_permit) : permit(std::move(its_permit)) {}
+  Entrance(Task<std::shared_ptr<void>> its_wait) : wait(std::move(its_wait)) {}
+
+  std::shared_ptr<void> permit;
+  std::optional<Task<std::shared_ptr<void>>> wait;
+};
+// Called with a request's head before its body is read (and before 100 Continue), with its cancellation. The permit
+// becomes Request::permit. If a response has been sent at the end of the wait instead, that is the answer, and the
+// connection closes.
+using Doorkeeper = std::function<Entrance(Request&, ResponseWriter&)>;
 
 class HttpServer {
  public:

@@ -21,8 +21,15 @@ class ReadBuffer {
   static constexpr size_t kMostBytes = 64 * 1024;
 
   ReadBuffer() = default;
-  ReadBuffer(const ReadBuffer&) = delete;
-  ReadBuffer& operator=(const ReadBuffer&) = delete;
+  ReadBuffer(ReadBuffer&& other) noexcept { *this = std::move(other); }
+  ReadBuffer& operator=(ReadBuffer&& other) noexcept {
+    bytes_ = std::move(other.bytes_);
+    capacity_ = std::exchange(other.capacity_, 0);
+    begin_ = std::exchange(other.begin_, 0);
+    end_ = std::exchange(other.end_, 0);
+    was_filled_ = std::exchange(other.was_filled_, false);
+    return *this;
+  }
 
   std::string_view data() const { return {bytes_.get() + begin_, end_ - begin_}; }
   std::span<char> mutable_data() { return {bytes_.get() + begin_, end_ - begin_}; }
@@ -56,6 +63,13 @@ class ReadBuffer {
       capacity_ = begin_ = end_ = 0;
       grow(kLittleBytes);
     }
+  }
+
+  // Whether it is worth handing on, once cleared.
+  bool has_first_bytes() const { return capacity_ == kFirstBytes; }
+  void clear() {
+    begin_ = end_ = 0;
+    was_filled_ = false;
   }
 
   void release_if_empty() {

@@ -67,12 +67,15 @@ Task<bool> ServerConnection::exchange() {
   Got got = co_await read_head(request.head);
   if (got == Got::kAll) {
     begin_response(request.head);
-    got = co_await pass_door(request);
+    std::optional<Task<std::shared_ptr<void>>> wait;
+    got = knock(request, wait);
+    if (wait) got = co_await wait_at_door(request, *std::move(wait));
     if (got == Got::kAll && !body_is_here(request)) got = co_await read_body(request);
   }
   wire_->clear_deadline();
   if (got == Got::kClosed) co_return false;
   if (got == Got::kRefused) {
+    end_watch();
     co_await send_refusal();
     co_return false;
   }
@@ -140,20 +143,33 @@ ServerConnection::Got ServerConnection::take_head(size_t bytes, RequestHead& hea
   return Got::kAll;
 }
 
-// While the doorkeeper lets the request wait its peer is watched, as in handle(); what arrives of the body is
-// kept for it.
-Task<ServerConnection::Got> ServerConnection::pass_door(Request& request) {
-  if (!context_->doorkeeper) co_return Got::kAll;
+// Asks the doorkeeper. Where that takes no time the peer is watched from here to the handler's end, unless the body
+// must be read first.
+ServerConnection::Got ServerConnection::knock(Request& request, std::optional<Task<std::shared_ptr<void>>>& wait) {
+  if (!context_->doorkeeper) return Got::kAll;
   const auto framing = request_framing(request.head);
-  if (!framing) co_return refuse(framing.error());
+  if (!framing) return refuse(framing.error());
   // Refused anyway, so it need not wait.
-  if (framing->length_bytes > context_->options.body_bytes) co_return Got::kAll;
+  if (framing->length_bytes > context_->options.body_bytes) return Got::kAll;
   wire_->clear_deadline();
   begin_watch(request);
+  try {
+    Entrance entrance = context_->doorkeeper(request, *this);
+    request.permit = std::move(entrance.permit);
+    wait = std::move(entrance.wait);
+  } catch (const std::exception& fault) {
+    context_->log.error("the doorkeeper of {} {} failed: {}", request.head.method, request.head.path(), fault.what());
+    return refuse(500, "internal_error", "the server failed to answer this request");
+  }
+  return Got::kAll;
+}
+
+// Meanwhile the peer is watched, as in handle(); what arrives of the body is kept for it.
+Task<ServerConnection::Got> ServerConnection::wait_at_door(Request& request, Task<std::shared_ptr<void>> wait) {
   const bool keep_open = std::exchange(keep_open_, false);
   bool threw = false;
   try {
-    request.permit = co_await context_->doorkeeper(request, *this);
+    request.permit = co_await std::move(wait);
   } catch (const std::exception& fault) {
     threw = true;
     context_->log.error("the doorkeeper of {} {} failed: {}", request.head.method, request.head.path(), fault.what());
@@ -185,9 +201,10 @@ bool ServerConnection::body_is_here(Request& request) {
 }
 
 Task<ServerConnection::Got> ServerConnection::read_body(Request& request) {
+  end_watch();
   const auto framing = request_framing(request.head);
   if (!framing) co_return refuse(framing.error());
-  const std::string* expect = request.head.headers.find("Expect");
+  const std::string_view* expect = request.head.headers.find("Expect");
   const bool expects_continue = expect != nullptr && equals_ignore_case(*expect, "100-continue");
   if (expect != nullptr && !expects_continue) {
     co_return refuse(417, "expectation_failed", "the only expectation accepted is \"100-continue\"");
@@ -281,7 +298,7 @@ Task<void> ServerConnection::linger() {
 }
 
 Task<bool> ServerConnection::handle(Request& request) {
-  begin_watch(request);
+  if (!source_) begin_watch(request);
   bool threw = false;
   try {
     co_await context_->handler(request, *this);

@@ -75,7 +75,8 @@ class ServerConnection final : public ResponseWriter, public std::enable_shared_
   Task<bool> exchange();  // one request and its response; false: the connection is done
   Task<Got> read_head(RequestHead& head);
   Got take_head(size_t bytes, RequestHead& head);
-  Task<Got> pass_door(Request& request);
+  Got knock(Request& request, std::optional<Task<std::shared_ptr<void>>>& wait);
+  Task<Got> wait_at_door(Request& request, Task<std::shared_ptr<void>> wait);
   bool body_is_here(Request& request);  // takes it, if so
   Task<Got> read_body(Request& request);
   Task<Got> read_sized(std::string& body, size_t length);

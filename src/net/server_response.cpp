@@ -31,7 +31,7 @@ void ServerConnection::compose_head(int status, Headers& headers, std::optional<
   started_ = true;
   const bool bodiless = status < 200 || status == 204 || status == 304;
   if (bodiless) body_allowed_ = false;
-  const std::string* connection = headers.find("Connection");
+  const std::string_view* connection = headers.find("Connection");
   if (context_->stopping || (connection != nullptr && equals_ignore_case(*connection, "close"))) keep_open_ = false;
   const bool close_framed = !body_bytes && body_allowed_ && !chunked();
   if (close_framed) keep_open_ = false;

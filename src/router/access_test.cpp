@@ -99,7 +99,7 @@ TEST_F(AccessTest, RequestsOverAKeysLimitAre429WithTheHeadersOfIt) {
   const Answer third = chat_as(kAlice);
   EXPECT_EQ(third.status, 429);
   EXPECT_EQ(code_of(third), "rate_limit_exceeded");
-  EXPECT_GE(std::stoi(*third.headers.find("Retry-After")), 1);
+  EXPECT_GE(std::stoi(std::string(*third.headers.find("Retry-After"))), 1);
   EXPECT_EQ(*third.headers.find("x-ratelimit-remaining-requests"), "0");
   EXPECT_EQ(w.leg_count(), 2U);
   EXPECT_EQ(chat_as("Authorization: Bearer bobs-own-key\r\n").status, 200);
@@ -115,10 +115,11 @@ TEST_F(AccessTest, TokensAreChargedAsUsedAndNotWhenNobodyServed) {
     co_await writer.send(200, json_type(), R"({"usage":{"prompt_tokens":100,"completion_tokens":500}})");
   });
   const Answer first = chat_as(kAlice);
-  EXPECT_GE(std::stoi(*first.headers.find("x-ratelimit-remaining-tokens")), 950);  // the estimate of a short prompt
+  EXPECT_GE(std::stoi(std::string(*first.headers.find("x-ratelimit-remaining-tokens"))),
+            950);  // the estimate of a short prompt
   const Answer second = chat_as(kAlice);
   EXPECT_EQ(second.status, 200);
-  EXPECT_LE(std::stoi(*second.headers.find("x-ratelimit-remaining-tokens")), 400);
+  EXPECT_LE(std::stoi(std::string(*second.headers.find("x-ratelimit-remaining-tokens"))), 400);
   const Answer third = chat_as(kAlice);  // a hundred in debt
   EXPECT_EQ(third.status, 429);
   EXPECT_NE(third.body.find("tokens"), std::string::npos);

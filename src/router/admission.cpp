@@ -20,8 +20,7 @@ void Admission::start(Ticket ticket, Entry& entry) {
 
 Admission::Verdict Admission::arrive(Ticket ticket, Claim claim, Changes& changes) {
   claim.cost = std::clamp(claim.cost, 1U, kMaxCost);
-  const bool first = waiting(claim.lane) == 0;  // nobody is overtaken
-  if (first && may_start(claim.lane)) {
+  if (runs_now(claim.lane)) {  // and nobody is overtaken
     Entry& entry = entries_.emplace(ticket, Entry{.claim = std::move(claim), .batch_at = {}}).first->second;
     start(ticket, entry);
     return Verdict::kRuns;

@@ -61,6 +61,8 @@ class Admission {
 
   // `ticket` is new. After kRefused, and for those in Changes::refused, leave() is not called.
   Verdict arrive(Ticket ticket, Claim claim, Changes& changes);
+  // Whether arrive() would say kRuns.
+  bool runs_now(Lane lane) const { return waiting(lane) == 0 && may_start(lane); }
   // Of one that runs or waits.
   void leave(Ticket ticket, Changes& changes);
   // Who runs goes on, and who waits stays, also where a new limit is lower.

@@ -33,7 +33,7 @@ fleet::RoomGuard occupy_decode_room(Core& core, Exchange& exchange, fleet::Worke
 }
 
 void note_busy(Core& core, fleet::WorkerId worker, const net::ResponseHead& head) {
-  const std::string* given = head.headers.find("Retry-After");
+  const std::string_view* given = head.headers.find("Retry-After");
   if ((head.status != 429 && head.status != 503) || given == nullptr) return;
   int seconds = 0;
   std::from_chars(given->data(), given->data() + given->size(), seconds);

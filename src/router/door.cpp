@@ -26,6 +26,24 @@ ApiError turned_away(const Error& error) {
   return out;
 }
 
+net::Task<std::shared_ptr<void>> turn_away(std::shared_ptr<Admitted> request, ApiError error) {
+  Exchange& exchange = request->exchange;
+  co_await exchange.fail(std::move(error));
+  request->core->metrics.request_done(exchange.outcome, exchange.status);
+  co_return nullptr;
+}
+
+net::Task<std::shared_ptr<void>> wait_for_place(std::shared_ptr<Admitted> request, Claim claim) {
+  const Exchange& exchange = request->exchange;
+  auto permit = co_await request->core->gate->enter(exchange.loop.executor, std::move(claim), exchange.request.cancel);
+  if (!permit) {
+    ApiError error = turned_away(permit.error());
+    co_return co_await turn_away(std::move(request), std::move(error));
+  }
+  request->permit = *std::move(permit);
+  co_return std::shared_ptr<void>(std::move(request));
+}
+
 uint32_t cost_of(const net::RequestHead& head) {
   const auto framing = net::request_framing(head);
   const uint64_t bytes = framing ? framing->length_bytes : 0;
@@ -35,21 +53,21 @@ uint32_t cost_of(const net::RequestHead& head) {
 }  // namespace
 
 std::string request_id_of(Core& core, const net::RequestHead& head) {
-  const std::string* given = head.headers.find(kRequestIdHeader);
-  return given != nullptr && is_sane_request_id(*given) ? *given : core.new_request_id();
+  const std::string_view* given = head.headers.find(kRequestIdHeader);
+  return given != nullptr && is_sane_request_id(*given) ? std::string(*given) : core.new_request_id();
 }
 
 Result<Claim> read_claim(const net::RequestHead& head, std::string key) {
   Claim claim;
   claim.key = std::move(key);
   claim.cost = cost_of(head);
-  if (const std::string* lane = head.headers.find(kLaneHeader)) {
+  if (const std::string_view* lane = head.headers.find(kLaneHeader)) {
     if (*lane != "interactive" && *lane != "batch") {
       return invalid(fmt::format("{} is neither 'interactive' nor 'batch'", kLaneHeader), std::string(kLaneHeader));
     }
     if (*lane == "batch") claim.lane = Lane::kBatch;
   }
-  if (const std::string* priority = head.headers.find(kPriorityHeader)) {
+  if (const std::string_view* priority = head.headers.find(kPriorityHeader)) {
     const char* end = priority->data() + priority->size();
     const auto [at, error] = std::from_chars(priority->data(), end, claim.priority);
     if (error != std::errc{} || at != end || claim.priority < -kMostPriority || claim.priority > kMostPriority) {
@@ -66,24 +84,17 @@ Admitted::Admitted(CorePtr its_core, Loop& loop, net::Request& request, net::Res
       exchange(loop, core->settings(), request, writer, request_id_of(*core, request.head), core->clock.now()),
       visit(*core, exchange) {}
 
-net::Task<std::shared_ptr<void>> admit(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer) {
-  const auto admitted = std::make_shared<Admitted>(core, loop, request, writer);
-  Exchange& exchange = admitted->exchange;
+net::Entrance admit(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer) {
+  auto admitted = std::make_shared<Admitted>(std::move(core), loop, request, writer);
   std::optional<ApiError> refused = admitted->visit.admit_caller();
-  Result<Claim> claim = read_claim(request.head, exchange.key_name);
+  Result<Claim> claim = read_claim(request.head, admitted->exchange.key_name);
   if (!refused && !claim) refused = api_error(claim.error());
-  if (!refused) {
-    admitted->lane = claim->lane;
-    auto permit = co_await core->gate->enter(loop.executor, *std::move(claim), request.cancel);
-    if (permit) {
-      admitted->permit = *std::move(permit);
-      co_return admitted;
-    }
-    refused = turned_away(permit.error());
-  }
-  co_await exchange.fail(*std::move(refused));
-  core->metrics.request_done(exchange.outcome, exchange.status);
-  co_return nullptr;
+  if (refused) return turn_away(std::move(admitted), *std::move(refused));
+  admitted->lane = claim->lane;
+  // Nearly always there is a place, and no need of a coroutine.
+  admitted->permit = admitted->core->gate->enter_now(*claim);
+  if (admitted->permit) return std::shared_ptr<void>(std::move(admitted));
+  return wait_for_place(std::move(admitted), *std::move(claim));
 }
 
 }  // namespace kindred::router

@@ -41,7 +41,7 @@ std::string request_id_of(Core& core, const net::RequestHead& head);
 // Error: kInvalid, naming the header. `key`: whose request it is.
 Result<Claim> read_claim(const net::RequestHead& head, std::string key);
 
-// For net::Doorkeeper: returns an Admitted, or answers (400, 401, 429, 503) and returns nullptr.
-net::Task<std::shared_ptr<void>> admit(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer);
+// For net::Doorkeeper: an Admitted, at once where a place is free; or an answer (400, 401, 429, 503).
+net::Entrance admit(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer);
 
 }  // namespace kindred::router

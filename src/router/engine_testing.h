@@ -18,8 +18,8 @@ namespace kindred::router::testing {
 using fleet::EngineTrace;
 
 inline std::string header_of(const SeenLeg& leg, std::string_view name) {
-  const std::string* found = leg.headers.find(name);
-  return found == nullptr ? std::string() : *found;
+  const std::string_view* found = leg.headers.find(name);
+  return found == nullptr ? std::string() : std::string(*found);
 }
 
 // Where a worker's engines publish.

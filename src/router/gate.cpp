@@ -29,6 +29,16 @@ GateOptions gate_options(const RouterOptions& options) {
 
 Permit::~Permit() { gate_->leave(ticket_); }
 
+std::unique_ptr<Permit> Gate::enter_now(const Claim& claim) {
+  const std::lock_guard lock(mutex_);
+  if (claim.lane != Lane::kInteractive || !admission_.runs_now(claim.lane)) return nullptr;
+  const Admission::Ticket ticket = ++last_;
+  Admission::Changes changes;
+  admission_.arrive(ticket, claim, changes);
+  carry_out(changes);
+  return std::unique_ptr<Permit>(new Permit(shared_from_this(), ticket, std::nullopt));
+}
+
 net::Task<Result<std::unique_ptr<Permit>>> Gate::enter(net::asio::any_io_executor executor, Claim claim,
                                                        net::CancelToken cancel) {
   const auto begun = std::chrono::steady_clock::now();

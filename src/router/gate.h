@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "base/result.h"
@@ -27,16 +28,16 @@ class Permit {
   Permit& operator=(const Permit&) = delete;
 
   // Fires when an interactive request needs the place of this one: to be ended, and the client told.
-  net::CancelToken preempted() const { return preempted_.token(); }
+  net::CancelToken preempted() const { return preempted_ ? preempted_->token() : net::CancelToken(); }
 
  private:
   friend class Gate;
-  Permit(std::shared_ptr<Gate> gate, Admission::Ticket ticket, net::CancelSource preempted)
+  Permit(std::shared_ptr<Gate> gate, Admission::Ticket ticket, std::optional<net::CancelSource> preempted)
       : gate_(std::move(gate)), ticket_(ticket), preempted_(std::move(preempted)) {}
 
   std::shared_ptr<Gate> gate_;
   Admission::Ticket ticket_;
-  net::CancelSource preempted_;
+  std::optional<net::CancelSource> preempted_;  // of the batch lane
 };
 
 struct GateOptions {
@@ -55,6 +56,8 @@ class Gate : public std::enable_shared_from_this<Gate> {
         wait_ms_(options.wait_ms),
         metrics_(metrics) {}
 
+  // A place that an interactive request has without waiting; null where enter() must say.
+  std::unique_ptr<Permit> enter_now(const Claim& claim);
   // Errors: kExhausted (no room to wait), kTimeout (no place came free in time), kCancelled.
   net::Task<Result<std::unique_ptr<Permit>>> enter(net::asio::any_io_executor executor, Claim claim,
                                                    net::CancelToken cancel);
@@ -78,7 +81,7 @@ class Gate : public std::enable_shared_from_this<Gate> {
   size_t limit_;
   std::chrono::milliseconds wait_ms_;
   RouterMetrics& metrics_;
-  std::unordered_map<Admission::Ticket, VisitPtr> visits_;  // that wait or run
+  std::unordered_map<Admission::Ticket, VisitPtr> visits_;  // that wait, or run since enter()
   Admission::Ticket last_ = 0;
 };
 

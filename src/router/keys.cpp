@@ -163,15 +163,15 @@ Status KeyStore::reload() {
 
 std::string_view presented_key(const net::Headers& headers) {
   constexpr std::string_view kBearer = "Bearer ";
-  if (const std::string* given = headers.find("Authorization")) {
+  if (const std::string_view* given = headers.find("Authorization")) {
     std::string_view value = *given;
     if (value.size() <= kBearer.size() || !net::equals_ignore_case(value.substr(0, kBearer.size()), kBearer)) return {};
     value.remove_prefix(kBearer.size());
     value.remove_prefix(std::min(value.find_first_not_of(' '), value.size()));
     return value;
   }
-  const std::string* given = headers.find("x-api-key");
-  return given == nullptr ? std::string_view() : std::string_view(*given);
+  const std::string_view* given = headers.find("x-api-key");
+  return given == nullptr ? std::string_view() : *given;
 }
 
 Result<std::string> read_secret(const std::string& file, const char* environment, const std::string& field) {

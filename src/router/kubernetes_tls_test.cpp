@@ -66,8 +66,8 @@ class SecureApi {
   net::Task<void> answer(net::Request& request, net::ResponseWriter& writer) {
     {
       const std::lock_guard lock(mutex_);
-      const std::string* given = request.head.headers.find("Authorization");
-      seen_.push_back(given == nullptr ? std::string() : *given);
+      const std::string_view* given = request.head.headers.find("Authorization");
+      seen_.emplace_back(given == nullptr ? "" : *given);
     }
     const bool watch = request.head.query_value("watch").has_value();
     if (!watch) {

@@ -10,8 +10,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "router/core.h"
+#include "router/prefill_reply.h"
 
 namespace kindred::router {
 
@@ -45,7 +48,9 @@ class LeaseKeeper : public std::enable_shared_from_this<LeaseKeeper> {
 
   void add(const std::shared_ptr<Entry>& entry, std::chrono::milliseconds in);
   std::string give_up(Entry& entry);  // its lease, once
-  void drop(Entry& entry);            // with the mutex held
+  void release(const CorePtr& core, Loop& loop, fleet::WorkerId worker, std::string lease, size_t at_once);
+  static net::Task<void> release_soon(CorePtr core, Loop& loop, fleet::WorkerId worker);
+  void drop(Entry& entry);  // with the mutex held
   std::shared_ptr<Entry> next_due(MonotonicTime now);
   std::chrono::milliseconds sleep_from(MonotonicTime now);
   void renew_due(const CorePtr& core);
@@ -57,14 +62,17 @@ class LeaseKeeper : public std::enable_shared_from_this<LeaseKeeper> {
   std::mutex mutex_;                            // guards what follows
   Queue queue_;                                 // by when
   MonotonicTime wakes_ = MonotonicTime::max();  // when run() looks next
+  // Leases of a worker that a loop is to release in one call.
+  std::map<std::pair<const Loop*, fleet::WorkerId>, std::vector<std::string>> outbox_;
 };
 
 // Keeps the lease alive, and releases it exactly once: when told, or when it is dropped, whatever ended the
-// request. The call to the worker runs in the background; if it fails the lease ends with its time to live.
+// request. The call to the worker runs in the background, together with others that come within milliseconds where
+// the worker takes them so; if it fails the lease ends with its time to live.
 class LeaseHold {
  public:
-  // `ttl_ms`: 0 if the worker did not say.
-  LeaseHold(CorePtr core, Loop& loop, fleet::WorkerId worker, std::string lease, uint64_t ttl_ms);
+  // The lease of `reply`, which `worker` gave.
+  LeaseHold(CorePtr core, Loop& loop, fleet::WorkerId worker, const PrefillReply& reply);
   LeaseHold(const LeaseHold&) = delete;
   LeaseHold& operator=(const LeaseHold&) = delete;
   ~LeaseHold() { release(); }
@@ -74,6 +82,7 @@ class LeaseHold {
  private:
   CorePtr core_;
   Loop& loop_;
+  size_t at_once_;
   std::shared_ptr<LeaseKeeper::Entry> entry_;
 };
 

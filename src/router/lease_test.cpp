@@ -69,6 +69,24 @@ TEST_F(PdFlowTest, APrefillWorkerThatDiesWhileDecodeWaitsIsNoReasonToStop) {
   EXPECT_TRUE(eventually([&] { return has_metric("kindred_router_leases_stranded_total 1"); }, 8s));
 }
 
+TEST_F(PdFlowTest, LeasesAreReleasedTogetherWhereTheWorkerTakesThemSo) {
+  constexpr size_t kRequests = 12;
+  FakeWorker& p = prefill();
+  decode();
+  p.set_releases(4);
+  start();
+  std::vector<ConnectionPtr> clients;
+  for (size_t i = 0; i < kRequests; ++i) clients.push_back(open("POST", "/v1/chat/completions", chat_body(true)));
+  for (auto& client : clients) EXPECT_EQ(parse_answer(client->read_to_end()).body, kWholeStream);
+  EXPECT_TRUE(eventually([&] { return p.released().size() == kRequests; }));
+  std::vector<std::string> released = p.released();
+  std::ranges::sort(released);
+  EXPECT_EQ(std::ranges::unique(released).begin(), released.end());  // each once
+  EXPECT_LE(p.release_calls(), kRequests);
+  EXPECT_GE(p.release_calls(), kRequests / 4);
+  EXPECT_TRUE(eventually([&] { return has_metric("kindred_router_leases_released_total 12"); }));
+}
+
 TEST_F(PdFlowTest, ADecodePoolWithoutRoomIsKnownBeforePrefill) {
   options_.decode_inflight = 2;
   FakeWorker& p = prefill();

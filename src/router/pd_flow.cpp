@@ -30,7 +30,7 @@ net::Task<void> PdFlow::run() {
       co_await send_finished();
       co_return;
     }
-    lease_.emplace(core_, exchange_.loop, prefill_.worker, reply_->lease_id, reply_->lease_ttl_ms);
+    lease_.emplace(core_, exchange_.loop, prefill_.worker, *reply_);
     if (streams()) {
       const bool sent = co_await send_first();
       if (!sent) {
@@ -86,12 +86,13 @@ net::Task<PdFlow::Step> PdFlow::prefill_leg(const PromptTarget& target, fleet::L
     co_return Step::kDone;
   }
   guard.answered();
-  const std::string* type = got.headers.find("Content-Type");
+  const std::string_view* type = got.headers.find("Content-Type");
   if (type == nullptr || !type->starts_with(kPrefillContentType)) {
     failure_ = {.error = bad_worker_reply("the prefill worker's reply is not of the kindred dialect")};
     co_return Step::kRetry;
   }
-  Result<std::string> bytes = co_await (*response)->read_all(exchange_.options().prefill_reply_bytes);
+  Result<std::string> bytes =
+      co_await (*response)->read_rest(exchange_.options().prefill_reply_bytes, PrefillReply::kPadding);
   if (!bytes) co_return co_await after_transport_error(worker, kPrefillWorker, std::move(bytes).error());
   Result<PrefillReply> reply = PrefillReply::parse(*std::move(bytes));
   if (!reply) {
@@ -251,7 +252,7 @@ net::Task<PdFlow::Step> PdFlow::decode_leg(fleet::WorkerId worker, bool may_rest
   const net::ResponseHead& got = (*response)->head();
   core_->worker_answered(worker, got.status);
   if (got.status != 200) co_return co_await refused(**response, worker, may_restart);
-  const std::string* type = got.headers.find("Content-Type");
+  const std::string_view* type = got.headers.find("Content-Type");
   if (streams() && (type == nullptr || !type->starts_with("text/event-stream"))) {
     failure_ = {.error = bad_worker_reply("the decode worker's reply is not an event stream")};
     co_return Step::kRetry;
@@ -319,7 +320,9 @@ net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, flee
 }
 
 net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
-  Result<std::string> body = co_await response.read_all(exchange_.options().answer_bytes);
+  Result<std::string> body = std::string();
+  if (std::optional<std::string> all = response.all_now()) body = *std::move(all);
+  else body = co_await response.read_all(exchange_.options().answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
   core_->worker_completed(worker);
   lease_->release();

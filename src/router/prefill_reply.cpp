@@ -13,6 +13,8 @@ namespace {
 namespace ondemand = simdjson::ondemand;
 using simdjson::error_code;
 
+static_assert(simdjson::SIMDJSON_PADDING <= PrefillReply::kPadding);
+
 // More choices than any engine accepts; bounds what a reply can do to the load of a worker.
 constexpr uint64_t kMostChoices = 4096;
 
@@ -65,6 +67,7 @@ error_code take(std::string_view key, ondemand::value value, PrefillReply& out, 
   if (key == "first") return read_text(value, out.first);
   if (key == "usage") return read_usage(value, out.prompt_tokens);
   if (key == "n") return value.get_uint64().get(out.n);
+  if (key == "releases") return value.get_uint64().get(out.releases);
   if (key == "fingerprint") return read_text(value, out.fingerprint);
   const bool optional = key == "expert_counts" || key == "lease" || key == "state";
   if (!optional) return simdjson::SUCCESS;

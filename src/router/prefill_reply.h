@@ -3,6 +3,7 @@
 // Thread-safety: plain values and pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +17,8 @@ inline constexpr std::string_view kPrefillContentType = "application/vnd.kindred
 // Movable, not copyable: the views point into `bytes_`.
 class PrefillReply {
  public:
+  // Memory behind the bytes that spares parse() a copy.
+  static constexpr size_t kPadding = 64;
   // Untrusted input. Errors: kCorrupt, naming the field.
   static Result<PrefillReply> parse(std::string bytes);
 
@@ -32,6 +35,7 @@ class PrefillReply {
   std::string fingerprint;
   std::string lease_id;            // empty if finished
   uint64_t lease_ttl_ms = 0;       // 0: not said
+  uint64_t releases = 1;           // leases that one call to the worker may release
   std::string_view expert_counts;  // raw JSON with simdjson padding behind it; empty if there are none
   std::string_view lease, state;   // raw JSON, passed on as they are
 

@@ -163,12 +163,9 @@ bool is_for_workers(const net::RequestHead& head) {
   return head.method == "POST" && (contains(kGeneratePaths, head.path()) || contains(kPlainPaths, head.path()));
 }
 
-net::Task<std::shared_ptr<void>> let_pass() { co_return nullptr; }
-
 // No coroutine of its own, like handle(): each request would pay for it.
-net::Task<std::shared_ptr<void>> at_the_door(CorePtr core, Loop& loop, net::Request& request,
-                                             net::ResponseWriter& writer) {
-  if (!is_for_workers(request.head)) return let_pass();
+net::Entrance at_the_door(CorePtr core, Loop& loop, net::Request& request, net::ResponseWriter& writer) {
+  if (!is_for_workers(request.head)) return {};
   return admit(std::move(core), loop, request, writer);
 }
 

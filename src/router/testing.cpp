@@ -15,8 +15,8 @@ namespace kindred::router::testing {
 namespace {
 
 std::string header_or_empty(const net::Headers& headers, std::string_view name) {
-  const std::string* found = headers.find(name);
-  return found == nullptr ? std::string() : *found;
+  const std::string_view* found = headers.find(name);
+  return found == nullptr ? std::string() : std::string(*found);
 }
 
 bool wants_stream(const std::string& body) { return body.find("\"stream\":true") != std::string::npos; }
@@ -184,7 +184,12 @@ net::Task<void> FakeWorker::handle(net::Request& request, net::ResponseWriter& w
     {
       const auto root = Json::parse(request.body, nullptr, false);
       const std::lock_guard lock(mutex_);
-      released_.push_back(root.is_object() ? root.value("lease", "?") : "?");
+      ++release_calls_;
+      if (root.is_object() && root.contains("leases")) {
+        for (const Json& lease : root["leases"]) released_.push_back(lease);
+      } else {
+        released_.push_back(root.is_object() ? root.value("lease", "?") : "?");
+      }
     }
     co_await writer.send(200, json_type(), "{}");
     co_return;
@@ -242,6 +247,7 @@ net::Task<void> FakeWorker::answer_prefill(const SeenLeg& leg, net::ResponseWrit
   if (!finished) {
     reply["lease"] = {
         {"id", fmt::format("lease-{}", number)}, {"bytes", 64}, {"hash", "00"}, {"ttl_ms", lease_ttl_ms_.load()}};
+    if (releases_ > 1) reply["releases"] = releases_.load();
     reply["state"] = {{"opaque", "se\"cret"}, {"ids", {1, 2, 3}}};
   }
   const std::string body = reply.dump();

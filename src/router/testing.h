@@ -79,6 +79,9 @@ class FakeWorker {
   void set_page(std::string path, std::string body);
   void remove_page(const std::string& path);
   void set_counts(std::string json);  // what prefill replies carry; empty: none
+  // So many leases may be released by one call, it says; 1: nothing.
+  void set_releases(size_t at_once) { releases_ = at_once; }
+  size_t release_calls() const { return release_calls_; }
   void set_lease_ttl(std::chrono::milliseconds ttl) { lease_ttl_ms_ = ttl.count(); }
   void set_finished(bool finished) { finished_ = finished; }
 
@@ -108,6 +111,7 @@ class FakeWorker {
   std::atomic<int> health_status_{200};
   std::atomic<bool> finished_{false};
   std::atomic<int64_t> lease_ttl_ms_{30'000};
+  std::atomic<size_t> releases_{1}, release_calls_{0};
   std::atomic<size_t> cancelled_{0};
   mutable std::mutex mutex_;  // guards what follows
   Script script_;

@@ -41,7 +41,7 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
     co_await read_failure(**response, exchange_.id, failure_);
     co_return false;
   }
-  const std::string* type = got.headers.find("Content-Type");
+  const std::string_view* type = got.headers.find("Content-Type");
   if (type != nullptr && type->starts_with("text/event-stream")) co_return co_await relay_events(**response, worker);
   co_return co_await relay_whole(**response, worker);
 }
@@ -76,7 +76,9 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
 
 net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
   if (guard_ != nullptr) guard_->answered();
-  Result<std::string> body = co_await response.read_all(exchange_.options().answer_bytes);
+  Result<std::string> body = std::string();
+  if (std::optional<std::string> all = response.all_now()) body = *std::move(all);
+  else body = co_await response.read_all(exchange_.options().answer_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const int status = response.head().status;
   if (status < 500) core_->worker_completed(worker);
