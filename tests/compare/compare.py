@@ -214,19 +214,23 @@ def flags_of(command):
 
 
 class Page:
-    def __init__(self):
-        self.parts = []
+    """What is printed, and kept in a file as well, so that a run that is ended has written what it has found."""
+
+    def __init__(self, path):
+        self._parts, self._path = [], path
 
     def add(self, text):
-        self.parts.append(text)
+        self._parts.append(text)
         print(text + "\n", flush=True)
+        if self._path:
+            self._path.write_text("\n\n".join(self._parts) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(
         prog="./dev compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one round of few requests, and no bench relay")
+    parser.add_argument("--quick", action="store_true", help="one round of few requests")
     parser.add_argument("--vllm", action="store_true", help="also with real vLLM servers (9 GB of memory)")
     parser.add_argument(
         "--only", action="append", choices=["behaviour", "relay", "plain", "pd"], help="part of it; default: all"
@@ -245,29 +249,28 @@ def main():
     rounds = 1 if args.quick else 3
     size = {"requests": 60 if args.quick else 200, "per_s": 20, "prompt_words": 150, "max_tokens": 32}
     began_s, load_before = time.monotonic(), os.getloadavg()[0]
-    page = Page()
-    page.add("# Kindred beside other routers\n\nWritten by `./dev compare --page docs/compare.md`"
-             + (" with `--vllm`" if args.vllm else "") + ". One run, one machine, the same workers and the same"
+    page = Page(args.page)
+    page.add(f"# Kindred beside other routers\n\nWritten by `./dev compare {' '.join(sys.argv[1:])}`."
+             " One run, one machine, the same workers and the same"
              " requests at the same times for all; the routers take turns, and a figure is the median of the rounds."
              " Where a router does worse here, it may do better elsewhere: what is compared is routing over HTTP, not"
              " tokenising, caches of prompts or anything else that they have and this does not ask for.")  # fmt: skip
-    page.add(f"Machine: {machine()}. Load of the machine when this began: {load_before:.1f}. {rounds} round(s).")
+    page.add(f"Machine: {machine()}. Runnable tasks on it when this began: {load_before:.1f} (on a busy"
+             " machine latencies say little; processor time holds). Rounds: {rounds}.")  # fmt: skip
     page.add(markdown(("router", "version"), [(peer.name, peer.version()) for peer in peers]))
     with tempfile.TemporaryDirectory(prefix="kindred-compare-") as name:
         folder = pathlib.Path(name)
         commands = {}
         if "behaviour" in wanted:
             add_behaviour(page, peers, folder)
-        if "relay" in wanted and not args.quick:
-            add_relay(page, peers)
+        if "relay" in wanted:
+            add_relay(page, peers, 500 if args.quick else 2000, rounds)
         for backend in ["simulated", "vllm"] if args.vllm else ["simulated"]:
             add_load(page, backend, peers, wanted, size, rounds, folder, commands)
         if commands:
             lines = [f"- {case}: `{flags_of(command)}`" for case, command in commands.items()]
             page.add("## How they were started\n\n" + "\n".join(lines))
     say(f"took {time.monotonic() - began_s:.0f} s")
-    if args.page:
-        args.page.write_text("\n\n".join(page.parts) + "\n")
 
 
 def add_behaviour(page, peers, folder):
@@ -284,9 +287,9 @@ def add_behaviour(page, peers, folder):
              + markdown(("promise", *(peer.name for peer in peers)), rows))  # fmt: skip
 
 
-def add_relay(page, peers):
+def add_relay(page, peers, requests, rounds):
     say("bench relay")
-    found = relay(peers, requests=2000, rounds=3)
+    found = relay(peers, requests, rounds)
     if found is None:
         return
     columns = ("router", "processor us/request", "us/event of a stream", "us/request of 600 kB", "requests/s")
