@@ -256,7 +256,7 @@ def main():
              " Where a router does worse here, it may do better elsewhere: what is compared is routing over HTTP, not"
              " tokenising, caches of prompts or anything else that they have and this does not ask for.")  # fmt: skip
     page.add(f"Machine: {machine()}. Runnable tasks on it when this began: {load_before:.1f} (on a busy"
-             " machine latencies say little; processor time holds). Rounds: {rounds}.")  # fmt: skip
+             f" machine latencies say little; processor time holds). Rounds: {rounds}.")  # fmt: skip
     page.add(markdown(("router", "version"), [(peer.name, peer.version()) for peer in peers]))
     with tempfile.TemporaryDirectory(prefix="kindred-compare-") as name:
         folder = pathlib.Path(name)
