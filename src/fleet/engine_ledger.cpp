@@ -77,6 +77,14 @@ void EngineLedger::seen_before(MonotonicTime when) {
   }
 }
 
+void EngineLedger::seen_answered() {
+  const std::lock_guard lock(mutex_);
+  if (sums_.unseen_requests == 0) return;
+  for (auto& [id, item] : items_) {
+    if (item.answered) see(item);
+  }
+}
+
 double EngineLedger::decayed_rate(MonotonicTime now) const {
   return rate_ * std::exp(-seconds_between(rate_at_, now) / kRateWindow_s);
 }

@@ -4,7 +4,8 @@
 //
 // A request is in one of two states: unseen, from begin() to the trace that includes it, and seen. Traces that carry
 // the ids of what the engine has received say so exactly; a poll, which carries none, has seen what had been sent
-// before it was asked for. Whatever happens, end() forgets the request, so that an idle ledger is zero.
+// before it was asked for, and a trace that names nothing what had been answered. Whatever happens, end() forgets the
+// request, so that an idle ledger is zero.
 //
 // Thread-safety: any thread; one short lock.
 #pragma once
@@ -33,6 +34,7 @@ class EngineLedger {
   void end(uint64_t id);
   void seen(std::span<const uint64_t> ids);
   void seen_before(MonotonicTime when);
+  void seen_answered();  // all that have begun to answer
 
   struct Sums {
     int64_t requests = 0;

@@ -57,6 +57,17 @@ TEST(EngineLedger, AnAnswerSaysThatThePromptIsDone) {
   EXPECT_EQ(ledger.sums().requests, 1);
 }
 
+TEST(EngineLedger, ATraceWithoutNamesIncludesWhatWasAnswered) {
+  const ManualClock clock;
+  EngineLedger ledger(clock, 1);
+  ledger.answered(ledger.begin({.prefill_tokens = 100}));
+  ledger.begin({.prefill_tokens = 10});
+  EXPECT_EQ(ledger.sums().unseen_prefill_tokens, 110);
+  ledger.seen_answered();
+  EXPECT_EQ(ledger.sums().unseen_prefill_tokens, 10);
+  EXPECT_EQ(ledger.sums().requests, 2);
+}
+
 TEST(EngineLedger, ReturnsToZeroWhenIdle) {
   ManualClock clock;
   EngineLedger ledger(clock, 3);

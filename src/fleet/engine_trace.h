@@ -19,6 +19,8 @@ namespace kindred::fleet {
 inline constexpr std::string_view kTraceTopic = "kindred.trace";
 // A router's name for one leg that it sends: 16 hex digits.
 inline constexpr std::string_view kDispatchHeader = "X-Kindred-Dispatch";
+// The same for vLLM, whose engines see no headers: a member of the body's `vllm_xargs`.
+inline constexpr std::string_view kDispatchArg = "kindred_dispatch";
 
 inline constexpr uint32_t kMostEngines = 64;  // of a worker
 inline constexpr size_t kReceived = 256;      // dispatches that a trace remembers

@@ -49,7 +49,15 @@ bool Fleet::report_trace(WorkerId id, const EngineTrace& trace) {
   engine.sequence = trace.sequence;
   engine.skew_s = trace.time_s - clock_.unix_time_s();
   engine.ledger->seen(trace.received);
+  // Other servers may not have been told the name (a client's own vllm_xargs that cannot be added to, other versions).
+  if (worker.description.dialect != Dialect::kKindred) engine.ledger->seen_answered();
   return true;
+}
+
+bool Fleet::pushes_traces(EngineRef engine) const {
+  const std::lock_guard lock(mutex_);
+  const Worker& worker = at(engine.worker);
+  return engine.rank < worker.engines.size() && worker.engines[engine.rank].pushed;
 }
 
 void Fleet::report_engines(WorkerId id, std::span<const EngineLoad> engines, MonotonicTime asked) {

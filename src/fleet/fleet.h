@@ -279,6 +279,7 @@ class Fleet {
 
   // A trace that an engine pushed. False: ignored, since it is older than what is known, or of no engine that there is.
   bool report_trace(WorkerId id, const EngineTrace& trace);
+  bool pushes_traces(EngineRef engine) const;  // its latest one was not asked for
   // What a poll that was sent at `asked` found, of all engines of the worker.
   void report_engines(WorkerId id, std::span<const EngineLoad> engines, MonotonicTime asked);
 

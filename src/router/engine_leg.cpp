@@ -82,8 +82,22 @@ void add_engine_headers(const Core& core, const PromptTarget& target, const flee
   if (by_header && target.pinned()) head.headers.set(kRankHeader, fmt::to_string(*target.rank));
 }
 
+std::optional<std::string> named_xargs(const Core& core, const PromptTarget& target, const fleet::LoadGuard& guard,
+                                       std::string_view body) {
+  if (!target.rank || guard.dispatch() == 0) return std::nullopt;
+  if (core.fleet.dialect(target.worker) != fleet::Dialect::kVllm) return std::nullopt;
+  if (!core.fleet.pushes_traces({.worker = target.worker, .rank = *target.rank})) return std::nullopt;
+  const std::string name = fmt::format(R"("{}")", hex64(guard.dispatch()));
+  const Result<std::optional<std::string_view>> own = raw_field(body, kXargs);
+  if (!own) return std::nullopt;
+  const std::string_view args = *own && **own != "null" ? **own : "{}";
+  Result<std::string> named = splice(args, {{fleet::kDispatchArg, name}});
+  if (!named) return std::nullopt;
+  return *std::move(named);
+}
+
 Result<std::optional<std::string>> engine_body(const Core& core, const Exchange& exchange, const PromptTarget& target,
-                                               std::string_view body) {
+                                               const fleet::LoadGuard& guard, std::string_view body) {
   if (!exchange.ends_with_done()) return std::optional<std::string>();  // of other jobs the fields are not known
   std::vector<Edit> edits;
   std::string priority, rank;
@@ -95,6 +109,8 @@ Result<std::optional<std::string>> engine_body(const Core& core, const Exchange&
     rank = fmt::to_string(*target.rank);
     edits.push_back({fleet::sglang_rank_field(core.fleet.description(target.worker).version), rank});
   }
+  const std::optional<std::string> xargs = named_xargs(core, target, guard, body);
+  if (xargs) edits.push_back({kXargs, *xargs});
   if (edits.empty()) return std::optional<std::string>();
   Result<std::string> changed = splice(body, edits);
   if (!changed) return std::move(changed).error();

@@ -3,7 +3,8 @@
 //
 // Pinned: by `X-data-parallel-rank` on kindred and vLLM workers, by a field of the body on SGLang
 // (sglang_rank_field()), if the worker has more than one engine. Kindred workers get `X-Kindred-Dispatch`, too, which
-// their traces name.
+// their traces name; vLLM's engines that push traces (integrations/vllm) get the same as `kindred_dispatch` in the
+// body's `vllm_xargs`.
 //
 // Thread-safety: as decide.h.
 #pragma once
@@ -19,6 +20,8 @@
 #include "router/exchange.h"
 
 namespace kindred::router {
+
+inline constexpr std::string_view kXargs = "vllm_xargs";
 
 struct PromptTarget {
   fleet::WorkerId worker = 0;
@@ -45,10 +48,15 @@ void add_engine_headers(const Core& core, const PromptTarget& target, const flee
                         net::RequestHead& head);
 
 // The body for that target where it differs from `body`, as it may for completions, chat or not: a priority
-// (router/vllm_priority.h), SGLang's rank.
+// (router/vllm_priority.h), SGLang's rank, the name for vLLM.
 // Error: kInvalid, for what is no JSON object.
 Result<std::optional<std::string>> engine_body(const Core& core, const Exchange& exchange, const PromptTarget& target,
-                                               std::string_view body);
+                                               const fleet::LoadGuard& guard, std::string_view body);
+
+// `vllm_xargs` for a vLLM engine whose traces name what it has received: the client's own, if any, and the leg's name.
+// None: nothing to tell, or the client's are none that a name could be added to.
+std::optional<std::string> named_xargs(const Core& core, const PromptTarget& target, const fleet::LoadGuard& guard,
+                                       std::string_view body);
 
 // What the decision log has of a decision over engines: workers once each.
 void note_decision(const fleet::EngineChoice& choice, DecisionRecord& record);

@@ -234,6 +234,44 @@ TEST_F(EngineFlow, TracesOfOthersComeFromWhereTheOptionsSay) {
   EXPECT_EQ(ranks(w), std::vector<std::string>{"1"});
 }
 
+TEST_F(EngineFlow, VllmIsToldTheNameThatItsTracesUse) {
+  FakeWorker& w = other(Role::kBoth, "vllm");
+  w.play(hang);
+  publishers_.push_back(std::make_unique<TracePublisher>());
+  options_.engines.traces = {w.url() + "=" + publishers_[0]->endpoint()};
+  start();
+  tell(0, trace(0));
+  const std::string plain = chat_body(true);
+  std::vector<std::string> bodies = {plain};
+  for (const char* own : {"{}", "null", R"({"a": 1})", "7"}) {
+    bodies.push_back(plain.substr(0, plain.size() - 1) + fmt::format(R"(,"vllm_xargs":{}}})", own));
+  }
+  std::vector<ConnectionPtr> clients;
+  std::vector<uint64_t> names;
+  for (const std::string& body : bodies) {
+    clients.push_back(open("POST", "/v1/chat/completions", body));
+    ASSERT_TRUE(eventually([&] { return w.leg_count() == clients.size(); }));
+    const SeenLeg leg = w.legs().back();
+    EXPECT_EQ(header_of(leg, "X-Kindred-Dispatch"), "");
+    Json seen = Json::parse(leg.body);
+    if (seen["vllm_xargs"] == 7) {  // nothing can be added to that: the engine may refuse it
+      EXPECT_EQ(leg.body, body);
+      continue;
+    }
+    names.push_back(*parse_hex64(seen["vllm_xargs"]["kindred_dispatch"].get<std::string>()));
+    EXPECT_EQ(seen["vllm_xargs"].value("a", 0), body.find(R"("a": 1)") == std::string::npos ? 0 : 1);
+    EXPECT_TRUE(leg.body.starts_with(plain.substr(0, plain.size() - 1)));
+  }
+  ASSERT_EQ(names.size(), 4U);
+  EXPECT_GT(engine(0, 0).ledger.unseen_prefill_tokens, 0);
+  const int64_t unseen = engine(0, 0).ledger.unseen_requests;
+  EngineTrace with = trace(0, 20);
+  with.received = names;
+  tell(0, with);
+  EXPECT_EQ(unseen, 5);
+  EXPECT_EQ(engine(0, 0).ledger.unseen_requests, 1);  // the one without a name, until it is answered
+}
+
 TEST_F(EngineFlow, WrongOptionsAreNamed) {
   add(Role::kBoth, "");
   const auto field = [&](const std::function<void(RouterOptions&)>& change) {

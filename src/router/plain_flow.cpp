@@ -23,7 +23,8 @@ net::Task<void> PlainFlow::run() {
     if (!target) break;
     if (attempt > 0) core_->metrics.retried("plain");
     tried_.push_back(target->worker);
-    Result<std::optional<std::string>> changed = engine_body(*core_, exchange_, *target, exchange_.request.body);
+    fleet::LoadGuard guard = take(*core_, *target, whole_load(exchange_.scan));
+    Result<std::optional<std::string>> changed = engine_body(*core_, exchange_, *target, guard, exchange_.request.body);
     if (!changed) {  // the scanner refuses what cannot be spliced; if ever not, the request fails and not the router
       failure.emplace().error = api_error(changed.error());
       break;
@@ -31,7 +32,6 @@ net::Task<void> PlainFlow::run() {
     const bool differs = changed->has_value();
     changed_body_ = std::move(*changed).value_or(std::string());
     const std::string_view body = differs ? changed_body_ : exchange_.request.body;
-    fleet::LoadGuard guard = take(*core_, *target, whole_load(exchange_.scan));
     net::RequestHead head = worker_head(exchange_);
     add_engine_headers(*core_, *target, guard, head);
     const bool done = co_await leg.run(target->worker, std::move(head), body, exchange_.request.cancel, &guard);

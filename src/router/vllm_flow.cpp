@@ -32,7 +32,8 @@ uint64_t prompt_tokens(std::string_view reply) {
 
 }  // namespace
 
-Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority) {
+Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority,
+                                      const std::optional<std::string>& xargs) {
   std::vector<Edit> edits = {{"stream", "false"},
                              {"max_tokens", "1"},
                              {"max_completion_tokens", "1", /*add=*/false},
@@ -44,6 +45,7 @@ Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64
                              {kParams, kAskForTransfer}};
   const std::string number = priority ? fmt::to_string(*priority) : std::string();
   if (priority) edits.push_back({"priority", number});
+  if (xargs) edits.push_back({kXargs, *xargs});
   return splice(body, edits);
 }
 
@@ -78,8 +80,10 @@ net::Task<VllmFlow::Step> VllmFlow::prefill_leg(fleet::LoadGuard& guard) {
   const fleet::WorkerId worker = prefill_.worker;
   ScopedSpan span(exchange_.trace, core_->clock, "prefill", Span::Kind::kClient);
   if (span.recorded()) span.set("server.address", core_->endpoint(worker).text());
+  const std::string_view whole = exchange_.request.body;
   const Result<std::string> body =
-      vllm_prefill_body(exchange_.request.body, leg_priority(*core_, exchange_, worker, prefill_.prefill_tokens));
+      vllm_prefill_body(whole, leg_priority(*core_, exchange_, worker, prefill_.prefill_tokens),
+                        named_xargs(*core_, prefill_, guard, whole));
   if (!body) {
     ApiError error = api_error(body.error());
     co_await exchange_.fail(std::move(error));

@@ -44,9 +44,10 @@ class VllmFlow {
   std::shared_ptr<const expert::ExpertCounts> counts_;
 };
 
-// The prefill leg's body, and the decode leg's; for tests too. `priority`: the router's own, if it sends one.
-// Error: kInvalid, for what is no JSON object.
-Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority = {});
+// The prefill leg's body, and the decode leg's; for tests too. `priority`, `xargs` (raw JSON of vllm_xargs): the
+// router's own, if it sends any. Error: kInvalid, for what is no JSON object.
+Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority = {},
+                                      const std::optional<std::string>& xargs = {});
 Result<std::string> vllm_decode_body(std::string_view body, std::string_view params);
 
 }  // namespace kindred::router

@@ -34,8 +34,8 @@ PLUGIN = {
     "kv_connector_module_path": "kindred_vllm.connector",
     "kv_role": "kv_producer",
 }
+PRODUCER = {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}  # the same without the plugin
 DECODE = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
-
 
 _given: set[int] = set()
 
@@ -73,6 +73,8 @@ class VllmServer:
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(quiet_port()),
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            # The model runs in the engine's process, not in a third one: importing torch and vLLM is most of a start.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers share the cores
             "OMP_NUM_THREADS": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # /collective_rpc and /reset_prefix_cache
@@ -82,6 +84,7 @@ class VllmServer:
         }
         command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", NAME]
         command += ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK), "--max-model-len", "4096"]
+        command += ["--distributed-executor-backend", "uni"]
         command += ["--max-num-batched-tokens", "256", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--kv-transfer-config", json.dumps(connector), *args]
         self.popen = subprocess.Popen(
@@ -101,7 +104,9 @@ class VllmServer:
         version = json.loads(request(self.url + "/version")[2])["version"]
         took_s = time.monotonic() - self.started_s
         print(
-            f"{self.name}: vLLM {version}, process {self.popen.pid}, {self.url}, ready after {took_s:.0f} s", flush=True
+            f"{self.name}: vLLM {version}, process {self.popen.pid}, {self.url}, ready after {took_s:.0f} s, "
+            f"{self.processor_s():.0f} s of processor time",
+            flush=True,
         )
         return self
 
@@ -113,6 +118,15 @@ class VllmServer:
     def metric(self, name: str, **labels: str) -> float:
         return metric(self.url, name, **labels)
 
+    def processor_s(self) -> float:
+        """So far, of all its processes."""
+        ticks = 0
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+                ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == self.popen.pid else 0
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
@@ -120,6 +134,7 @@ class VllmServer:
 
     def stop(self) -> None:
         if self.popen.poll() is None:
+            print(f"{self.name}: {self.processor_s():.0f} s of processor time in all", flush=True)
             self.popen.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(20)
@@ -135,7 +150,7 @@ class Fleet:
     prefill: VllmServer
     decode: list[VllmServer]
     events: str  # for --kv-events
-    traces: str  # endpoint
+    traces: list[str]  # endpoints of the prefill server and of d0
     prefill_blocks: int  # of the prefill server's KV cache
     folder: pathlib.Path
 
@@ -145,6 +160,11 @@ class Fleet:
         urls = ["--prefill", self.prefill.url]
         for server in self.decode:
             urls += ["--decode", server.url]
+        with self.router_over(urls, *args) as router:
+            yield router
+
+    @contextlib.contextmanager
+    def router_over(self, urls: list[str], *args: Any) -> Iterator[Server]:
         router = Server(
             "router", *urls, "--health-interval-ms", 200, *args, log=self.folder / f"router-{quiet_port()}.log"
         )
@@ -166,7 +186,7 @@ class Fleet:
 
 
 def decisions(router: Server) -> list[dict[str, Any]]:
-    """Oldest first."""
+    """Newest first."""
     return get_json(router.url + "/status")["decisions"]
 
 

@@ -156,12 +156,12 @@ def install() -> None:
     versions.check(vllm.__version__)
     if policy.EPLB_POLICIES["default"] is KindredEplbPolicy:
         return
+    original = versions.eplb_allreduce(eplb_state.EplbState)
     policy.EPLB_POLICIES["default"] = KindredEplbPolicy
-    original = eplb_state.EplbState._allreduce_list
 
     def allreduce(self: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         KindredEplbPolicy.gathered = _gather(tensors, eplb_state.get_ep_group().device_group)
         return original(self, tensors)
 
-    eplb_state.EplbState._allreduce_list = allreduce
+    setattr(eplb_state.EplbState, versions.EPLB_ALLREDUCE, allreduce)
     logger.warning("kindred: EXPERIMENTAL: experts are placed by Kindred's policy, near the ranks that want them")

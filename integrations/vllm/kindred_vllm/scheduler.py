@@ -43,8 +43,9 @@ class _Traces:
         self._traces = TracePublisher(endpoint, rank, interval_ms / 1000)
         logger.info("kindred: traces of engine %d on %s", rank, self._traces.endpoint)
 
-    def add_request(self, *args: Any, **kwargs: Any) -> None:
-        super().add_request(*args, **kwargs)  # type: ignore[misc]
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super().add_request(request, *args, **kwargs)  # type: ignore[misc]
+        self._traces.received(request)
         self._traces.publish(self._measure)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

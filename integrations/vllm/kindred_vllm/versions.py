@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 OLDEST = (0, 27)
 NEWEST = (0, 33)
 ANY_VERSION = "KINDRED_VLLM_ANY_VERSION"
+EPLB_ALLREDUCE = "_allreduce_list"
 
 Capture = Callable[["torch.Tensor"], None]
 
@@ -42,6 +43,22 @@ def check(version: str) -> None:
         raise UnsupportedVersion(
             f"kindred-vllm knows vLLM {oldest} to {newest}, this is {version}; set {ANY_VERSION}=1 to try all the same"
         )
+
+
+def waiting(scheduler: Any) -> list[Any]:
+    """Requests that wait, in whichever of the scheduler's queues; some versions have more than one."""
+    out = [*scheduler.waiting]
+    for name in ("skipped_waiting", "kv_holding_waiting"):
+        out += getattr(scheduler, name, None) or []
+    return out
+
+
+def eplb_allreduce(state: Any) -> Callable[..., Any]:
+    """EplbState's method that adds up the ranks' counts, which the EPLB part reads beforehand."""
+    found = getattr(state, EPLB_ALLREDUCE, None)
+    if found is None:
+        raise UnsupportedVersion(f"this vLLM's EplbState has no {EPLB_ALLREDUCE}: start without KINDRED_VLLM_EPLB=1")
+    return found
 
 
 def moe_layers(vllm_config: Any) -> list[Any]:

@@ -101,6 +101,27 @@ def test_a_layer_that_fell_silent_gives_no_counts(generator: torch.Generator) ->
     assert table.count([0], 4) is not None
 
 
+def test_graphs_find_their_buffer_where_it_was(generator: torch.Generator) -> None:
+    """What a CUDA graph has recorded is a copy from one address to another: it is replayed without our code."""
+    table = make()
+    padded = 8
+    ids = torch.zeros((len(LAYERS), padded, TOP_K), dtype=torch.int64)  # where the model's graph leaves its choice
+    for row in range(len(LAYERS)):
+        table.capture(row, ids[row])
+    at = table._step.data_ptr()
+    targets = [table._step[:padded, row] for row in range(len(LAYERS))]
+    for block in (3, 1):
+        chosen = choose(4, generator)
+        ids[:, :4] = chosen.permute(1, 0, 2)
+        for row, target in enumerate(targets):
+            target.copy_(ids[row])  # the replay
+        table.commit(torch.tensor(slots_of([block], 0, 4) + [-1] * (padded - 4)))
+        counts = table.count([block], 4)
+        assert counts is not None
+        assert counts.data.tolist() == by_hand(chosen)
+    assert table._step.data_ptr() == at
+
+
 def test_slots_out_of_range_touch_nothing(generator: torch.Generator) -> None:
     table = make(blocks=2)
     kept = choose(8, generator)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import zmq
 
-from kindred_vllm.trace import TOPIC, EngineTrace, TracePublisher, endpoint_of, measure
+from kindred_vllm import trace as trace_module
+from kindred_vllm.trace import MOST_RECEIVED, TOPIC, EngineTrace, TracePublisher, dispatch_of, endpoint_of, measure
 
 
 def request(prompt: int, computed: int) -> Any:
@@ -64,6 +65,61 @@ def test_at_most_one_trace_an_interval_but_the_last_word_at_once() -> None:
     assert [trace["running"] for trace in seen if trace["running"]] == [1, 3]
     assert {trace["rank"] for trace in seen} == {3}
     assert {trace["epoch"] for trace in seen} == {first["epoch"]}
+    reader.close()
+    publisher.close()
+
+
+def named(name: Any) -> Any:
+    return SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"kindred_dispatch": name}))
+
+
+def test_only_what_a_router_wrote_is_a_name() -> None:
+    assert dispatch_of(named("00000000000000ff")) == 255
+    assert dispatch_of(named("ffffffffffffffff")) == 2**64 - 1
+    for other in ("ff", "x" * 16, 255, None, [1]):
+        assert dispatch_of(named(other)) is None
+    assert dispatch_of(SimpleNamespace(sampling_params=SimpleNamespace(extra_args=None))) is None
+    assert dispatch_of(SimpleNamespace(sampling_params=None)) is None  # a pooling request
+
+
+def joined(publisher: TracePublisher) -> Any:
+    """A reader that hears what is published from now on."""
+    reader = zmq.Context.instance().socket(zmq.SUB)
+    reader.setsockopt(zmq.SUBSCRIBE, TOPIC)
+    reader.setsockopt(zmq.RCVTIMEO, 5000)
+    reader.connect(publisher.endpoint)
+    while not reader.poll(20):
+        publisher.publish(EngineTrace, at_once=True)
+    while reader.poll(20):
+        reader.recv_multipart()
+    return reader
+
+
+def test_a_trace_names_the_last_requests_that_have_come() -> None:
+    publisher = TracePublisher("tcp://127.0.0.1:*", 0, 1.0)
+    reader = joined(publisher)
+    for i in range(MOST_RECEIVED + 3):
+        publisher.received(named(f"{i:016x}"))
+    publisher.received(named("of somebody else"))
+    publisher.publish(lambda: EngineTrace(running=1), at_once=True)
+    received = msgspec.msgpack.decode(reader.recv_multipart()[2])["received"]
+    assert received == list(range(3, MOST_RECEIVED + 3))
+    reader.close()
+    publisher.close()
+
+
+def test_an_idle_engine_goes_on_to_say_so_and_one_that_hangs_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module, "IDLE_INTERVAL_S", 0.02)
+    publisher = TracePublisher("tcp://127.0.0.1:*", 0, 1.0)
+    reader = joined(publisher)
+    publisher.publish(lambda: EngineTrace(kv_usage=0.25), at_once=True)
+    seen = [msgspec.msgpack.decode(reader.recv_multipart()[2]) for _ in range(3)]
+    assert [trace["sequence"] - seen[0]["sequence"] for trace in seen] == [0, 1, 2]
+    assert seen[-1]["kv_usage"] == 0.25
+    publisher.received(named("0000000000000007"))  # within the interval: no trace says so yet, nor that it is idle
+    while reader.poll(0):
+        reader.recv_multipart()
+    assert not reader.poll(100)
     reader.close()
     publisher.close()
 

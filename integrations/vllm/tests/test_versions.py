@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import vllm
 
+import kindred_vllm
 from kindred_vllm import versions
 
 
@@ -22,6 +26,23 @@ def test_others_are_refused_unless_told_otherwise(version: str, monkeypatch: pyt
         versions.check(version)
     monkeypatch.setenv(versions.ANY_VERSION, "1")
     versions.check(version)
+
+
+def test_every_entry_point_refuses_an_unknown_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(versions.ANY_VERSION, raising=False)
+    monkeypatch.setattr(vllm, "__version__", "0.34.0")
+    for name in ("connector", "scheduler"):
+        monkeypatch.delitem(sys.modules, f"kindred_vllm.{name}", raising=False)
+        with pytest.raises(versions.UnsupportedVersion, match=r"knows vLLM 0\.27 to 0\.33, this is 0\.34\.0"):
+            importlib.import_module(f"kindred_vllm.{name}")
+    monkeypatch.setenv("KINDRED_VLLM_EPLB", "1")
+    with pytest.raises(versions.UnsupportedVersion):
+        kindred_vllm.register()
+
+
+def test_eplb_without_the_method_that_it_needs_changes_nothing() -> None:
+    with pytest.raises(versions.UnsupportedVersion, match="_allreduce_list"):
+        versions.eplb_allreduce(object)
 
 
 def layer(monolithic: bool, experts: Any = None) -> Any:
