@@ -159,7 +159,7 @@ net::Task<TokenIds> Prefixes::tokens(CorePtr core, const Exchange& exchange) {
 }
 
 void Prefixes::approximate(const Exchange& exchange, PromptPrefix& out) {
-  const std::string_view prompt = exchange.scan.prompt;
+  const std::string_view prompt = exchange.prompt();
   const std::string_view model = exchange.model;
   fleet::BlockHash hash = XXH3_64bits(model.data(), model.size());
   for (size_t at = 0; at + kPieceBytes <= prompt.size(); at += kPieceBytes) {
@@ -177,10 +177,11 @@ void Prefixes::approximate(const Exchange& exchange, PromptPrefix& out) {
 
 net::Task<PromptPrefix> Prefixes::look_up(CorePtr core, const Exchange& exchange) {
   PromptPrefix out;
-  if (exchange.scan.prompt.empty()) co_return out;
-  out.prompt_tokens = static_cast<double>(exchange.scan.prompt.size()) / kBytesPerToken;
+  if (exchange.prompt().empty()) co_return out;
+  out.prompt_tokens = static_cast<double>(exchange.prompt().size()) / kBytesPerToken;
   TokenIds ids;
-  if (exact_ && exact_->any_known()) ids = co_await tokens(core, exchange);
+  // /tokenize reads what the completions read, and would take messages of another form for those.
+  if (exact_ && exact_->any_known() && exchange.completes()) ids = co_await tokens(core, exchange);
   if (ids) {
     out.exact = true;
     out.prompt_tokens = static_cast<double>(ids->size());
