@@ -81,6 +81,7 @@ std::optional<Choice> choose_decode(const Fleet& fleet, const DecodeRoom& room, 
                                       .fingerprint = ask.fingerprint,
                                       .exclude = ask.exclude,
                                       .load = ask.load,
+                                      .dialect = ask.dialect,
                                       .experts = policy.wants_expert_load()});
   mark_held(snapshot, ask.held);
   leave_out_full(room, snapshot);

@@ -35,7 +35,7 @@ struct Ask {
   std::string_view label = {};                   // policy::DecodeRequest::label
   std::string_view fingerprint = {};             // decode: of the prefill worker
   const expert::ExpertCounts* counts = nullptr;  // decode: of the prefill reply
-  std::optional<Dialect> dialect = {};           // prefill: none means any
+  std::optional<Dialect> dialect = {};           // none means any
 };
 
 struct Choice {

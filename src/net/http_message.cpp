@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "net/ascii.h"
+#include "net/percent.h"
 
 namespace kindred::net {
 namespace {
@@ -44,24 +45,6 @@ bool has_token(const Headers& headers, std::string_view name, std::string_view w
 bool not_for_a_line(char c) {
   const auto byte = static_cast<unsigned char>(c);
   return (byte < 0x20 && byte != '\t') || byte == 0x7f;
-}
-
-std::string percent_decoded(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size()) {
-      const int high = hex_value(text[i + 1]);
-      const int low = hex_value(text[i + 2]);
-      if (high >= 0 && low >= 0) {
-        out += static_cast<char>(high * 16 + low);
-        i += 2;
-        continue;
-      }
-    }
-    out += text[i];
-  }
-  return out;
 }
 
 // RFC 9112 §6.3: a request whose last coding is not `chunked` has no end that could be known, which is the

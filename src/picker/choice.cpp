@@ -61,7 +61,7 @@ std::vector<std::string> not_the_clients(const net::Headers& headers) {
 
 // Whether it is a completion, chat or not, of which all is known.
 bool generates(const Exchange& exchange, const Hints& hints) {
-  return hints.body_seen && exchange.request.head.method == "POST" && exchange.ends_with_done();
+  return hints.body_seen && exchange.request.head.method == "POST" && exchange.completes();
 }
 
 // The fields of the body, into the exchange; or what is wrong with them. What is no completion may be anything.

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "net/percent.h"
 #include "router/edge.h"
 #include "router/experiment.h"
 #include "router/gate.h"
@@ -179,8 +180,20 @@ net::Headers headers_for(const Exchange& exchange, std::string_view content_type
   return out;
 }
 
+constexpr std::string_view kOneModel = "/v1/models/";
+
 net::Task<void> answer_json(Exchange& exchange, int status, std::string body) {
   co_await exchange.answer(status, headers_for(exchange, "application/json"), body);
+}
+
+// GET /v1/models/{id}: its entry of the list.
+net::Task<void> answer_model(const Core& core, Exchange& exchange) {
+  const std::string id = net::percent_decoded(exchange.request.head.path().substr(kOneModel.size()));
+  const Json list = parse_json(models_json(core));
+  for (const Json& entry : list["data"]) {
+    if (entry["id"] == id) return answer_json(exchange, 200, dump(entry));
+  }
+  return exchange.fail(model_not_found(id, served_models_text(core)));
 }
 
 bool reads(const Exchange& exchange) {
@@ -241,11 +254,14 @@ std::string status_json(const Core& core, size_t decisions) {
 
 net::Task<bool> answer_open(Core& core, Exchange& exchange) {
   const std::string_view path = exchange.request.head.path();
-  if (path != "/v1/models" && path != "/health" && path != "/ready") co_return false;
+  const bool one_model = path.starts_with(kOneModel) && path.size() > kOneModel.size();
+  if (path != "/v1/models" && !one_model && path != "/health" && path != "/ready") co_return false;
   if (!reads(exchange)) {
     co_await refuse_method(exchange);
   } else if (path == "/v1/models") {
     co_await answer_json(exchange, 200, models_json(core));
+  } else if (one_model) {
+    co_await answer_model(core, exchange);
   } else {
     co_await answer_health(core, exchange);
   }

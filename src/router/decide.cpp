@@ -36,7 +36,7 @@ fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const
           .held = exchange.prefix.held_tokens,
           .exclude = exclude,
           .load = load,
-          .key = exchange.scan.prompt,
+          .key = exchange.prompt(),
           .label = exchange.label};
 }
 
@@ -46,13 +46,14 @@ std::optional<DecodeChoice> decide_decode(Core& core, Exchange& exchange, const 
   fleet::Ask asked = ask_of(exchange, ask.load, ask.exclude);
   asked.fingerprint = ask.fingerprint;
   asked.counts = ask.counts;
+  asked.dialect = ask.dialect;
   const std::shared_ptr<const expert::CohortModel> cohorts = core.cohorts();
   const auto choice =
       fleet::choose_decode(core.fleet, core.room, *exchange.settings->decode_policy, cohorts.get(), asked);
   if (!choice) return std::nullopt;
   const fleet::Snapshot& snapshot = choice->snapshot;
   const policy::Decision* decision = &choice->decision;
-  sent_to(core, exchange, snapshot.ids[decision->worker], /*computes=*/false);
+  sent_to(core, exchange, snapshot.ids[decision->worker], /*computes=*/!ask.prefill);
   DecisionRecord out;
   out.decision_s = seconds_between(begun, core.clock.now());
   core.metrics.decode_decision_s.observe(out.decision_s);
@@ -60,7 +61,7 @@ std::optional<DecodeChoice> decide_decode(Core& core, Exchange& exchange, const 
   out.request_id = exchange.id;
   out.unix_s = core.clock.unix_seconds();
   out.model = exchange.model;
-  note_prefill(ask.prefill, out);
+  if (ask.prefill) note_prefill(*ask.prefill, out);
   out.decode_worker = snapshot.ids[decision->worker];
   out.policy = decision->policy;
   out.reason = policy::to_string(decision->reason);

@@ -19,8 +19,9 @@ namespace kindred::router {
 fleet::Ask ask_of(const Exchange& exchange, fleet::LegLoad load, std::span<const fleet::WorkerId> exclude);
 
 struct DecodeAsk {
-  PromptTarget prefill;
-  std::string_view fingerprint;  // of the prefill worker
+  std::optional<PromptTarget> prefill = {};    // none: the decode worker computes the prompt, too
+  std::string_view fingerprint = {};           // of the prefill worker
+  std::optional<fleet::Dialect> dialect = {};  // none: any
   std::span<const fleet::WorkerId> exclude = {};
   fleet::LegLoad load = {};
   uint64_t prompt_tokens = 0;

@@ -25,8 +25,7 @@ std::optional<PromptTarget> decide_engine(Core& core, const Exchange& exchange, 
   if (ask.prompt_tokens <= 0) {
     // Embeddings and their like have no prompt, but something to read all the same.
     const std::string& body = exchange.request.body;
-    const auto counted =
-        prompt_tokens_of(exchange.scan, exchange.scan.prompt.empty() ? body.size() / kBytesPerToken : 0);
+    const auto counted = prompt_tokens_of(exchange.scan, exchange.prompt().empty() ? body.size() / kBytesPerToken : 0);
     ask.prompt_tokens = static_cast<double>(counted);
   }
   auto choice = fleet::choose_engine(core.fleet, *exchange.settings->engine_policy, role, ask);
@@ -98,7 +97,7 @@ std::optional<std::string> named_xargs(const Core& core, const PromptTarget& tar
 
 Result<std::optional<std::string>> engine_body(const Core& core, const Exchange& exchange, const PromptTarget& target,
                                                const fleet::LoadGuard& guard, std::string_view body) {
-  if (!exchange.ends_with_done()) return std::optional<std::string>();  // of other jobs the fields are not known
+  if (!exchange.completes()) return std::optional<std::string>();  // of other jobs the fields are not known
   std::vector<Edit> edits;
   std::string priority, rank;
   if (const auto number = leg_priority(core, exchange, target.worker, target.prefill_tokens)) {

@@ -13,6 +13,25 @@ namespace {
 
 std::string json_or_null(std::string_view text) { return text.empty() ? "null" : json_string(text); }
 
+// Anthropic's names, which its SDKs know.
+std::string_view messages_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 403: return "permission_error";
+    case 404: return "not_found_error";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 503: return "overloaded_error";
+    case 504: return "timeout_error";
+    default: return status < 500 ? "invalid_request_error" : "api_error";
+  }
+}
+
+std::string error_object(const ApiError& error, std::string_view type) {
+  return fmt::format(R"({{"message":{},"type":{},"param":{},"code":{}}})", json_string(error.message),
+                     json_string(type), json_or_null(error.param), json_or_null(error.code));
+}
+
 }  // namespace
 
 ApiError api_error(const Error& error) {
@@ -61,6 +80,13 @@ ApiError no_worker(std::string message) {
   return out;
 }
 
+ApiError endpoint_not_served(std::string_view path, std::string_view model, std::string_view why) {
+  ApiError out =
+      api_error({ErrorCode::kNotFound, fmt::format("the workers of '{}' do not serve {}: {}", model, path, why)});
+  out.code = "endpoint_not_served";
+  return out;
+}
+
 ApiError bad_worker_reply(std::string message) { return api_error({ErrorCode::kCorrupt, std::move(message)}); }
 
 std::string_view loggable_code(std::string_view code) {
@@ -69,12 +95,23 @@ std::string_view loggable_code(std::string_view code) {
   return std::find(kCodes.begin(), kCodes.end(), code) == kCodes.end() ? "a code of its own" : code;
 }
 
-std::string error_json(const ApiError& error) {
-  return fmt::format(R"({{"error":{{"message":{},"type":{},"param":{},"code":{}}}}})", json_string(error.message),
-                     json_string(error.type), json_or_null(error.param), json_or_null(error.code));
+std::string error_json(const ApiError& error, ApiForm form) {
+  if (form == ApiForm::kMessages) {
+    return fmt::format(R"({{"type":"error","error":{}}})", error_object(error, messages_type(error.status)));
+  }
+  return fmt::format(R"({{"error":{}}})", error_object(error, error.type));
 }
 
-std::string error_event(const ApiError& error) { return "data: " + error_json(error) + "\n\n"; }
+std::string error_event(const ApiError& error, ApiForm form, uint64_t sequence) {
+  if (form == ApiForm::kOpenAi) return "data: " + error_json(error) + "\n\n";
+  if (form == ApiForm::kMessages) return "event: error\ndata: " + error_json(error, form) + "\n\n";
+  // As the API has it, flat; and as OpenAI's SDKs look for it, which raise what has an `error`.
+  return fmt::format(
+      "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{},\"code\":{},\"message\":{},"
+      "\"param\":{},\"error\":{}}}\n\n",
+      sequence, json_or_null(error.code), json_string(error.message), json_or_null(error.param),
+      error_object(error, error.type));
+}
 
 UpstreamError parse_upstream_error(std::string_view body) {
   const auto root = parse_json(body);

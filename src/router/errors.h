@@ -1,12 +1,14 @@
-// The one place where errors become HTTP: status, OpenAI's error object, and its form inside a stream.
+// The one place where errors become HTTP: status, OpenAI's or Anthropic's error object, and its form inside a stream.
 //
 // Thread-safety: plain values and pure functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
+#include "router/api_form.h"
 
 namespace kindred::router {
 
@@ -29,9 +31,13 @@ ApiError model_not_found(std::string_view model, std::string_view served);
 ApiError no_worker(std::string message);  // 503 no_worker_available
 ApiError bad_worker_reply(std::string message);
 
-std::string error_json(const ApiError& error);
-// One SSE event: `data: {"error":{…}}` and an empty line.
-std::string error_event(const ApiError& error);
+// 404: no worker of the model has this endpoint.
+ApiError endpoint_not_served(std::string_view path, std::string_view model, std::string_view why);
+
+std::string error_json(const ApiError& error, ApiForm form = ApiForm::kOpenAi);
+// One SSE event with its empty line: `data: {"error":{…}}`, where events have names behind `event: error`. `sequence`:
+// the events before it, which Responses streams number.
+std::string error_event(const ApiError& error, ApiForm form = ApiForm::kOpenAi, uint64_t sequence = 0);
 
 // What an upstream said in OpenAI's error form; empty where it did not.
 struct UpstreamError {

@@ -43,7 +43,8 @@ net::Task<void> Exchange::fail(ApiError error) {
     const std::optional<Bridge> bridge = meter ? meter->bridge() : Bridge{};
     if (bridge) {
       if (!bridge->framed.empty()) co_await writer.write_framed(bridge->framed);
-      const std::string event = std::string(bridge->payload) + error_event(error);
+      const std::string event =
+          std::string(bridge->payload) + error_event(error, form(), meter ? meter->watch().events() : 0);
       co_await writer.write(event);
     }
     writer.abort();
@@ -55,7 +56,7 @@ net::Task<void> Exchange::fail(ApiError error) {
   headers.add(kRequestIdHeader, id);
   if (error.retry_after_s > 0) headers.add("Retry-After", fmt::format("{}", error.retry_after_s));
   if (!error.allow.empty()) headers.add("Allow", error.allow);
-  const std::string body = error_json(error);
+  const std::string body = error_json(error, form());
   co_await answer(error.status, std::move(headers), body);
   if (outcome != Outcome::kCancelled && error.shed) outcome = Outcome::kRejected;
 }
@@ -70,7 +71,7 @@ net::Task<void> Exchange::fail(LegFailure failure) {
 
 StreamMeter& Exchange::measure(Core& core) {
   if (!meter) {
-    meter.emplace(core.clock, arrived, core.metrics, std::max<uint64_t>(1, scan.n));
+    meter.emplace(core.clock, arrived, core.metrics, std::max<uint64_t>(1, scan.n), form());
     if (notes.watched) meter->note_in(&notes);
   }
   return *meter;

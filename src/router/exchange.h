@@ -11,6 +11,7 @@
 #include "net/http_client.h"
 #include "net/http_server.h"
 #include "net/task.h"
+#include "router/api_form.h"
 #include "router/core.h"
 #include "router/errors.h"
 #include "router/prompt_prefix.h"
@@ -52,10 +53,15 @@ class Exchange {
   // The head of a stream. False: the client is gone.
   net::Task<bool> start_stream(net::Headers headers);
 
-  // Whether a stream of this request's kind ends with the event `[DONE]`.
-  bool ends_with_done() const { return request.head.path().ends_with("/completions"); }
+  ApiForm form() const { return api_form(request.head.path()); }
+  bool completes() const { return request.head.path().ends_with("/completions"); }
+  // Whether an event says that a stream of this request's kind is whole.
+  bool has_end_mark() const { return completes() || names_events(form()); }
   // The meter of the one stream that this request may have; to be made before it begins.
   StreamMeter& measure(Core& core);
+
+  // What stands at the beginning of what the model reads, as far as it was found.
+  std::string_view prompt() const { return joined_prompt.empty() ? scan.prompt : std::string_view(joined_prompt); }
 
   bool client_gone() const { return request.cancel.cancelled(); }
   void cancelled() { outcome = Outcome::kCancelled; }
@@ -69,6 +75,7 @@ class Exchange {
   const std::string id;
   const MonotonicTime arrived;
   RequestScan scan;
+  std::string joined_prompt;       // scan's preamble and prompt in one, where there is a preamble
   std::string key_name;            // of the API key that the client presented; empty: none is asked for
   bool strip_credentials = false;  // the client's are not for workers
   net::Headers answer_headers;     // that go with every answer, whoever made it

@@ -27,7 +27,7 @@ inline int64_t choices_of(const RequestScan& scan) {
 
 // To be read: `known` if it is not zero, else estimated from the prompt's bytes.
 inline int64_t prompt_tokens_of(const RequestScan& scan, uint64_t known = 0) {
-  return static_cast<int64_t>(std::min(known != 0 ? known : scan.prompt.size() / kBytesPerToken, kMostLegTokens));
+  return static_cast<int64_t>(std::min(known != 0 ? known : scan.prompt_bytes() / kBytesPerToken, kMostLegTokens));
 }
 
 inline int64_t output_tokens_of(const RequestScan& scan) {

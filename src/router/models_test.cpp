@@ -46,6 +46,23 @@ TEST_F(Models, ARequestGoesToAWorkerOfItsModel) {
   EXPECT_EQ(none.status, 404);
 }
 
+TEST_F(Models, EachCanBeAskedForByItsName) {
+  options_.model_aliases = {"gpt-4=org/a"};
+  serving("org/a");
+  start();
+  for (const char* path : {"/v1/models/org/a", "/v1/models/org%2Fa"}) {
+    const Answer answer = call("GET", path);
+    EXPECT_EQ(answer.status, 200) << path;
+    EXPECT_EQ(Json::parse(answer.body)["id"], "org/a");
+    EXPECT_EQ(Json::parse(answer.body)["object"], "model");
+  }
+  EXPECT_EQ(Json::parse(call("GET", "/v1/models/gpt-4").body)["root"], "org/a");
+  const Answer none = call("GET", "/v1/models/b");
+  EXPECT_EQ(none.status, 404);
+  EXPECT_EQ(Json::parse(none.body)["error"]["code"], "model_not_found");
+  EXPECT_EQ(call("DELETE", "/v1/models/b").status, 405);
+}
+
 TEST_F(Models, AnUnknownOneIsA404ThatListsWhatIsServed) {
   options_.model_aliases = {"gpt-4=a", "gone=z"};
   serving("a");

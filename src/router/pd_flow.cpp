@@ -292,7 +292,7 @@ void PdFlow::forget_handoff() {
 
 net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, fleet::WorkerId worker,
                                              fleet::LoadGuard& load) {
-  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
+  RelaySource source(response, exchange_.writer, exchange_.has_end_mark());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(first).error());
   lease_->release();

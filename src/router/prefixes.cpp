@@ -158,7 +158,7 @@ net::Task<TokenIds> Prefixes::tokens(CorePtr core, const Exchange& exchange) {
 }
 
 void Prefixes::approximate(const Exchange& exchange, PromptPrefix& out) {
-  const std::string_view prompt = exchange.scan.prompt;
+  const std::string_view prompt = exchange.prompt();
   out.pieces = prompt_pieces(exchange.model, prompt);
   const std::lock_guard lock(mutex_);
   sent_.match(out.pieces, found_);
@@ -171,10 +171,11 @@ void Prefixes::approximate(const Exchange& exchange, PromptPrefix& out) {
 
 net::Task<PromptPrefix> Prefixes::look_up(CorePtr core, const Exchange& exchange) {
   PromptPrefix out;
-  if (exchange.scan.prompt.empty()) co_return out;
-  out.prompt_tokens = static_cast<double>(exchange.scan.prompt.size()) / kBytesPerToken;
+  if (exchange.prompt().empty()) co_return out;
+  out.prompt_tokens = static_cast<double>(exchange.prompt().size()) / kBytesPerToken;
   TokenIds ids;
-  if (exact_ && exact_->any_known()) ids = co_await tokens(core, exchange);
+  // /tokenize reads what the completions read, and would take messages of another form for those.
+  if (exact_ && exact_->any_known() && exchange.completes()) ids = co_await tokens(core, exchange);
   if (ids) {
     out.exact = true;
     out.prompt_tokens = static_cast<double>(ids->size());

@@ -39,12 +39,12 @@ void StreamMeter::feed(const Piece& piece) {
       const size_t used = chunks_.next(wire, payload);
       if (used == 0) break;
       watch_.feed(payload);
-      if (notes_ != nullptr) notes_->tail.feed(payload);
+      if (notes_ != nullptr) notes_->feed(payload);
       wire.remove_prefix(used);
     }
   } else {
     watch_.feed(piece.bytes);
-    if (notes_ != nullptr) notes_->tail.feed(piece.bytes);
+    if (notes_ != nullptr) notes_->feed(piece.bytes);
   }
   if (watch_.events() == events) return;
   const MonotonicTime now = clock_.now();
@@ -71,12 +71,25 @@ void StreamMeter::done() {
 
 std::optional<Bridge> StreamMeter::bridge() const {
   const std::optional<net::ChunkTracker::Gap> gap = chunks_.gap();
-  if (!gap || gap->payload_bytes > kMaxFillBytes || !watch_.may_end_event()) return std::nullopt;
-  // Empty lines between events mean nothing, so they fill the chunk and end the event in one.
+  if (!gap || gap->payload_bytes > kMaxFillBytes) return std::nullopt;
   Bridge out;
-  out.framed.assign(gap->payload_bytes, '\n');
+  if (names_events(form_)) {
+    // The line that broke off ends, and a comment fills the rest of the chunk.
+    bool inside_line = watch_.inside_line();
+    out.framed.assign(gap->payload_bytes, ':');
+    if (inside_line && !out.framed.empty()) {
+      out.framed.front() = '\n';
+      inside_line = false;
+    }
+    inside_line = inside_line || out.framed.ends_with(':');
+    if (inside_line) out.payload = "\n";
+  } else {
+    if (!watch_.may_end_event()) return std::nullopt;
+    // Empty lines between events mean nothing, so they fill the chunk and end the event in one.
+    out.framed.assign(gap->payload_bytes, '\n');
+    if (watch_.inside_event()) out.payload = "\n\n";
+  }
   out.framed += gap->framing;
-  if (watch_.inside_event()) out.payload = "\n\n";
   return out;
 }
 

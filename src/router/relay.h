@@ -29,18 +29,18 @@ struct Piece {
 // Reads pieces: verbatim where both sides speak chunks, decoded where one does not.
 class RelaySource {
  public:
-  // `ends_with_done`: the protocol ends a stream with the event `[DONE]`.
-  RelaySource(net::ClientResponse& from, const net::ResponseWriter& to, bool ends_with_done)
+  // `has_end_mark`: the protocol says by an event that a stream is whole (StreamWatch::done).
+  RelaySource(net::ClientResponse& from, const net::ResponseWriter& to, bool has_end_mark)
       : from_(from),
         framed_(from.chunked() && to.chunked()),
-        needs_done_(ends_with_done && !from.chunked() && from.head().headers.find("Content-Length") == nullptr) {}
+        needs_done_(has_end_mark && !from.chunked() && from.head().headers.find("Content-Length") == nullptr) {}
 
   net::Task<Result<Piece>> next();
   // The same in two halves, so that a piece needs no coroutine of its own: what is here already, or nothing; then
   // more() waits for it.
   std::optional<Result<Piece>> now();
   net::Task<void> more() { return from_.more(); }
-  // Nothing but `[DONE]` tells the end of this body from a worker's death.
+  // Nothing but that event tells the end of this body from a worker's death.
   bool needs_done() const { return needs_done_; }
 
  private:
@@ -51,6 +51,10 @@ class RelaySource {
 
 // Where a broken stream can be joined by an event of ours: `framed` goes out first, as it is, then
 // `payload` and the event.
+//
+// Unnamed events: empty lines end what has begun. Named ones: the error takes the place of what has begun, since of
+// two `event` lines in one event the last counts; so even a `message_stop` without its empty line ends nothing, and a
+// broken delta reaches the client under the name of the error only.
 struct Bridge {
   std::string framed;
   std::string_view payload;
@@ -60,8 +64,8 @@ struct Bridge {
 class StreamMeter {
  public:
   // `choices`: `n` of the request; their tokens come in turn.
-  StreamMeter(const Clock& clock, MonotonicTime arrived, RouterMetrics& metrics, uint64_t choices)
-      : clock_(clock), arrived_(arrived), metrics_(metrics), choices_(choices) {}
+  StreamMeter(const Clock& clock, MonotonicTime arrived, RouterMetrics& metrics, uint64_t choices, ApiForm form)
+      : clock_(clock), arrived_(arrived), metrics_(metrics), choices_(choices), form_(form), watch_(form) {}
 
   void feed(const Piece& piece);
   void note_in(RequestNotes* notes) { notes_ = notes; }  // null: nowhere
@@ -76,6 +80,7 @@ class StreamMeter {
   MonotonicTime arrived_;
   RouterMetrics& metrics_;
   uint64_t choices_;
+  ApiForm form_;
   StreamWatch watch_;
   RequestNotes* notes_ = nullptr;
   net::ChunkTracker chunks_;

@@ -179,6 +179,98 @@ TEST_F(RawUpstreamTest, ABrokenStreamNeverLooksWhole) {
   EXPECT_TRUE(eventually([&] { return in_flight() == 0; }));
 }
 
+// What a client sees of an event: the last name that was given, and its data.
+struct SeenEvent {
+  std::string name, data;
+};
+
+std::vector<SeenEvent> events_of(std::string_view body) {
+  std::vector<SeenEvent> out;
+  SeenEvent event;
+  bool begun = false;
+  while (!body.empty()) {
+    const size_t end = body.find('\n');
+    if (end == std::string_view::npos) break;
+    const std::string_view line = body.substr(0, end);
+    body.remove_prefix(end + 1);
+    if (line.empty()) {
+      if (begun) out.push_back(std::exchange(event, {}));
+      begun = false;
+    } else if (line.starts_with("event: ")) {
+      event.name = line.substr(7);
+      begun = true;
+    } else if (line.starts_with("data: ")) {
+      event.data += line.substr(6);
+      begun = true;
+    }
+  }
+  return out;
+}
+
+TEST_F(RawUpstreamTest, ABrokenStreamOfNamedEventsEndsInItsError) {
+  const std::string delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{}}\n\n";
+  const std::string stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n";
+  const std::vector<std::string> cases = {
+      chunk(delta),
+      chunk(delta + delta.substr(0, 15)),
+      chunk(delta + delta.substr(0, 27)),  // behind the name's line
+      chunk(delta + delta.substr(0, 50)),
+      chunk(delta + stop),
+      chunk(delta + stop.substr(0, stop.size() - 1)),
+      "c8\r\n" + delta + delta.substr(0, 50),
+      "c8\r\n" + delta,
+      fmt::format("{:x}\r\n", 2 * delta.size()) + delta + delta.substr(0, delta.size() - 1),
+      fmt::format("{:x}\r\n", delta.size() + stop.size() + 1) + delta + stop,
+      fmt::format("{:x}\r\n", delta.size() + stop.size()) + delta + stop.substr(0, stop.size() - 1),
+  };
+  std::atomic<size_t> which{0};
+  options_.failures_until_out = 1000;
+  serve([&](RawConnection& connection) {
+    connection.send(kStreamHead + cases[which]);
+    wait_for(static_cast<int>(which + 1));
+    connection.reset();
+  });
+  for (size_t i = 0; i < cases.size(); ++i) {
+    which = i;
+    auto client = open("POST", "/v1/messages", chat_body(true));
+    const std::string head = client->read_head();
+    const std::string first = client->read_bytes(cases[i].size());
+    let_go();
+    const Answer answer = parse_answer(head + first + client->read_to_end());
+    EXPECT_FALSE(answer.complete) << i;
+    const std::vector<SeenEvent> seen = events_of(answer.body);
+    ASSERT_EQ(seen.size(), 2U) << i << ": " << answer.body;
+    EXPECT_EQ(seen[0].name, "content_block_delta") << i;
+    EXPECT_EQ(seen[1].name, "error") << i << ": " << answer.body;
+    EXPECT_TRUE(seen[1].data.ends_with("}}")) << i;
+    EXPECT_NE(seen[1].data.find(R"({"type":"error","error":{)"), std::string::npos) << i << ": " << answer.body;
+  }
+}
+
+TEST_F(RawUpstreamTest, NamedStreamsThatEndWithTheirConnectionNeedTheirLastEvent) {
+  const std::vector<std::pair<const char*, std::string>> cases = {
+      {"/v1/messages", "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"},
+      {"/v1/responses", "event: response.completed\ndata: {\"type\":\"response.completed\"}\n\n"}};
+  std::atomic<size_t> which{0};
+  std::atomic<bool> done{false};
+  const std::string begun = "event: x\ndata: {}\n\n";
+  serve([&](RawConnection& connection) {
+    connection.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + begun);
+    if (done) connection.send(cases[which].second);
+  });
+  for (const auto& [path, last] : cases) {
+    done = false;
+    const Answer cut = call("POST", path, chat_body(true));
+    EXPECT_FALSE(cut.complete) << path;
+    EXPECT_EQ(events_of(cut.body).back().name, "error") << cut.body;
+    done = true;
+    const Answer whole = call("POST", path, chat_body(true));
+    EXPECT_TRUE(whole.complete) << path;
+    EXPECT_EQ(whole.body, begun + last);
+    ++which;
+  }
+}
+
 TEST_F(RawUpstreamTest, AStreamThatEndsWithItsConnectionNeedsItsDone) {
   std::atomic<bool> done{false};
   serve([&](RawConnection& connection) {

@@ -6,6 +6,7 @@
 namespace kindred::router {
 namespace {
 
+constexpr std::string_view kUsageKey = "\"usage\"";
 constexpr size_t kUsageBytes = 2048;  // with the details that some engines put into it
 
 void skip_space(std::string_view& text) {
@@ -35,11 +36,10 @@ std::optional<uint64_t> number_after(std::string_view object, std::string_view n
 }  // namespace
 
 TokenUsage usage_in(std::string_view text) {
-  constexpr std::string_view kKey = "\"usage\"";
   TokenUsage out;
-  size_t at = text.rfind(kKey);
+  size_t at = text.rfind(kUsageKey);
   while (at != std::string_view::npos) {
-    std::string_view rest = text.substr(at + kKey.size());
+    std::string_view rest = text.substr(at + kUsageKey.size());
     if (take_char(rest, ':') && take_char(rest, '{')) {
       rest = rest.substr(0, kUsageBytes);
       out.prompt_tokens = number_after(rest, "\"prompt_tokens\"");
@@ -49,10 +49,21 @@ TokenUsage usage_in(std::string_view text) {
       return out;
     }
     // `"usage":null` on the events before the last, as OpenAI sends it.
-    at = at == 0 ? std::string_view::npos : text.rfind(kKey, at - 1);
+    at = at == 0 ? std::string_view::npos : text.rfind(kUsageKey, at - 1);
   }
   return out;
 }
+
+namespace {
+
+// Of a short stream the beginning is the end, too.
+TokenUsage first_usage_in(std::string_view text) {
+  const size_t first = text.find(kUsageKey);
+  if (first == std::string_view::npos) return {};
+  return usage_in(text.substr(0, text.find(kUsageKey, first + 1)));
+}
+
+}  // namespace
 
 void StreamTail::feed(std::string_view bytes) {
   if (bytes.size() >= kKeptBytes) {
@@ -68,6 +79,7 @@ TokenUsage RequestNotes::best_usage() const {
   const TokenUsage told = usage_in(tail.bytes());
   if (told.prompt_tokens) out.prompt_tokens = told.prompt_tokens;
   if (told.output_tokens) out.output_tokens = told.output_tokens;
+  if (!out.prompt_tokens) out.prompt_tokens = first_usage_in(head.bytes()).prompt_tokens;
   if (!out.output_tokens && events > 0) out.output_tokens = events;
   return out;
 }

@@ -38,6 +38,10 @@ enum Seen : unsigned {
   kPrompt = 32,
   kMessages = 64,
   kPriority = 128,
+  kMaxOutputTokens = 256,
+  kInput = 512,
+  kSystem = 1024,
+  kInstructions = 2048,
 };
 
 static_assert(simdjson::SIMDJSON_PADDING <= 64, "net::kBodyPadding is what request bodies carry");
@@ -126,7 +130,9 @@ class Scanner {
     }
     if (document_.current_location().error() == simdjson::SUCCESS) return not_json("something follows the object");
     if (max_completion_tokens_) out_.max_tokens = max_completion_tokens_;
-    out_.prompt = messages_.empty() ? prompt_ : messages_;
+    if (!out_.max_tokens) out_.max_tokens = max_output_tokens_;
+    out_.prompt = !messages_.empty() ? messages_ : !prompt_.empty() ? prompt_ : input_;
+    out_.preamble = system_.empty() ? instructions_ : system_;
     return std::move(out_);
   }
 
@@ -142,8 +148,13 @@ class Scanner {
     }
     if (key == "max_tokens") return take_count(key, kMaxTokens, value, out_.max_tokens);
     if (key == "max_completion_tokens") return take_count(key, kMaxCompletionTokens, value, max_completion_tokens_);
+    if (key == "max_output_tokens") return take_count(key, kMaxOutputTokens, value, max_output_tokens_);
     if (key == "prompt") return take_span(key, kPrompt, value, prompt_);
     if (key == "messages") return take_span(key, kMessages, value, messages_);
+    if (key == "input") return take_span(key, kInput, value, input_);
+    if (key == "system") return take_span(key, kSystem, value, system_);
+    if (key == "instructions") return take_span(key, kInstructions, value, instructions_);
+    if (key == "vllm_xargs") return take_extra(key, value);
     if (key == "priority") return take_priority(value);
     // Vendor fields, whose types are the worker's to judge.
     if (key == "return_expert_counts" || key == "return_expert_gates") {
@@ -210,11 +221,33 @@ class Scanner {
     return check(walk(value, 2));
   }
 
+  // vLLM hands these on to where `kv_transfer_params` goes.
+  Status take_extra(std::string_view key, ondemand::value value) {
+    if (value.type().value_unsafe() != ondemand::json_type::object) return check(walk(value, 2));
+    ondemand::object object;
+    if (const error_code code = value.get_object().get(object)) return not_json(code);
+    for (auto field : object) {
+      std::string_view name;
+      if (const error_code code = field.unescaped_key().get(name)) return not_json(code);
+      if (is_forbidden_field(name)) {
+        std::string full = fmt::format("{}.{}", key, name);
+        return invalid(fmt::format("'{}' may not be set by a client", full), std::move(full));
+      }
+      ondemand::value inner;
+      if (const error_code code = field.value().get(inner)) return not_json(code);
+      if (const error_code code = walk(inner, 3)) return not_json(code);
+    }
+    return {};
+  }
+
   Status take_span(std::string_view key, unsigned bit, ondemand::value value, std::string_view& out) {
     if (Status first = once(key, bit); !first) return first;
     const ondemand::json_type type = value.type().value_unsafe();
     const bool chat = bit == kMessages;
     if (type != ondemand::json_type::array && (chat || type != ondemand::json_type::string)) {
+      // What is no prompt to route by is the worker's to judge; `prompt` is a template in Responses.
+      const bool other = bit != kPrompt || type == ondemand::json_type::object || type == ondemand::json_type::null;
+      if (!chat && other) return check(walk(value, 2));
       return wrong_type(key, chat ? "a list of messages" : "a string or a list");
     }
     const std::string_view token = value.raw_json_token();
@@ -236,8 +269,8 @@ class Scanner {
 
   ondemand::document& document_;
   RequestScan out_;
-  std::optional<uint64_t> max_completion_tokens_;
-  std::string_view prompt_, messages_;
+  std::optional<uint64_t> max_completion_tokens_, max_output_tokens_;
+  std::string_view prompt_, messages_, input_, system_, instructions_;
   unsigned seen_ = 0;
 };
 
@@ -288,9 +321,13 @@ Result<RequestScan> RequestScanner::scan(std::string_view body, size_t capacity_
   ondemand::document document;
   if (const error_code code = parser.iterate(padded).get(document)) return not_json(code);
   Result<RequestScan> scan = Scanner(document).run();
-  // `prompt` points into what was parsed; move it back to the caller's bytes.
-  if (scan && copy.size() != 0 && !scan->prompt.empty()) {
-    scan->prompt = body.substr(static_cast<size_t>(scan->prompt.data() - copy.data()), scan->prompt.size());
+  // These point into what was parsed; move them back to the caller's bytes.
+  const auto move_back = [&](std::string_view& text) {
+    if (!text.empty()) text = body.substr(static_cast<size_t>(text.data() - copy.data()), text.size());
+  };
+  if (scan && copy.size() != 0) {
+    move_back(scan->prompt);
+    move_back(scan->preamble);
   }
   return scan;
 }

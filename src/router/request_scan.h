@@ -19,11 +19,16 @@ struct RequestScan {
   std::optional<std::string> model;
   bool stream = false;
   uint64_t n = 1;
-  std::optional<uint64_t> max_tokens;  // or max_completion_tokens, which wins
+  std::optional<uint64_t> max_tokens;  // or max_completion_tokens, which wins, or max_output_tokens
   bool has_priority = false;           // `priority` is there, and not null
   bool wants_counts = false;           // `return_expert_counts` or `return_expert_gates` is true
-  // The raw JSON text of `messages`, else of `prompt`: what prefix affinity looks at. Points into the body.
+  // The raw JSON text of `messages`, else of `prompt`, else of `input`: what prefix affinity looks at. Points into the
+  // body.
   std::string_view prompt;
+  // The same of `system`, else of `instructions`, which stand before it in Anthropic's API and in Responses.
+  std::string_view preamble;
+
+  uint64_t prompt_bytes() const { return preamble.size() + prompt.size(); }
 };
 
 // `capacity_bytes`: readable bytes from body.data() on; simdjson wants body.size() + 64. With less the
@@ -32,8 +37,8 @@ struct RequestScan {
 // Errors: kInvalid with `field` named where one is at fault. Refused: what is not a JSON object; a
 // field above of the wrong type or given twice (parsers differ in which of two wins, so the router
 // and the worker might act on different ones); a `priority` that is a whole number beyond int64; nesting deeper than
-// 128; and at top level, however its name is spelled, any field with which a client could steer the transfer of KV
-// between workers.
+// 128; and at top level and in `vllm_xargs`, however its name is spelled, any field with which a client could steer the
+// transfer of KV between workers.
 Result<RequestScan> scan_request(std::string_view body, size_t capacity_bytes);
 
 // The same with memory that it keeps from one body to the next, as far as that is worth keeping: a parser's index

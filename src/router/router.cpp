@@ -38,9 +38,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::array<std::string_view, 2> kGeneratePaths = {"/v1/chat/completions", "/v1/completions"};
+// Other ways to ask for a completion, which some engines know.
+constexpr std::array<std::string_view, 2> kConversePaths = {"/v1/messages", "/v1/responses"};
 // Paths of other jobs, which one worker does by itself.
-constexpr std::array<std::string_view, 7> kPlainPaths = {
-    "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"};
+constexpr std::array<std::string_view, 6> kPlainPaths = {
+    "/v1/embeddings", "/v1/messages/count_tokens", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"};
 
 // What operators ask; answered on the admin listener where there is one.
 constexpr std::array<std::string_view, 6> kAdminPaths = {"/metrics",       "/status", "/workers",
@@ -59,6 +61,11 @@ bool contains(std::span<const std::string_view> paths, std::string_view path) {
 }
 
 ApiError no_such_path(const Exchange& exchange) {
+  if (exchange.request.head.path().starts_with("/v1/responses/")) {
+    return api_error(Error{ErrorCode::kNotFound,
+                           "a response is kept by the worker that made it, if at all, and cannot "
+                           "be asked for through the router"});
+  }
   return api_error(Error{ErrorCode::kNotFound, fmt::format("no such path: {}", exchange.request.head.path())});
 }
 
@@ -69,6 +76,11 @@ template <class Flow>
 net::Task<void> run_flow(CorePtr core, Exchange& exchange) {
   Flow flow(std::move(core), exchange);
   co_await flow.run();
+}
+
+net::Task<void> run_whole_on_decode(CorePtr core, Exchange& exchange) {
+  VllmFlow flow(std::move(core), exchange);
+  co_await flow.run_whole();
 }
 
 net::Task<void> dispatch(CorePtr core, Exchange& exchange) {
@@ -85,24 +97,46 @@ net::Task<void> dispatch(CorePtr core, Exchange& exchange) {
   return exchange.fail(no_worker(unserved_reason(*core, exchange.model)));
 }
 
+// vLLM's pairs split a message like a completion. A response they cannot split: then one of their decode workers, which
+// is a whole engine, does all of it. Those of other pairs are none, or lack the endpoint.
+net::Task<void> dispatch_conversation(CorePtr core, Exchange& exchange) {
+  const std::string_view path = exchange.request.head.path();
+  const fleet::Serving serving = core->fleet.serving(exchange.model);
+  const bool vllm = serving.paired_by.at(static_cast<size_t>(fleet::Dialect::kVllm));
+  const bool split = vllm && exchange.form() == ApiForm::kMessages && !forces_tool_call(exchange.request.body);
+  if (!split && serving.plain_up > 0) return run_flow<PlainFlow>(std::move(core), exchange);
+  if (vllm) {
+    if (std::optional<ApiError> full = reserve_decode_room(*core, exchange)) return exchange.fail(*std::move(full));
+    return split ? run_flow<VllmFlow>(std::move(core), exchange) : run_whole_on_decode(std::move(core), exchange);
+  }
+  if (!serving.paired) return exchange.fail(no_worker(unserved_reason(*core, exchange.model)));
+  return exchange.fail(endpoint_not_served(path, exchange.model,
+                                           "it takes one that does the whole request, or prefill and decode on vLLM"));
+}
+
+net::Task<void> dispatch_any(CorePtr core, Exchange& exchange) {
+  return exchange.completes() ? dispatch(std::move(core), exchange) : dispatch_conversation(std::move(core), exchange);
+}
+
 net::Task<void> look_up_and_dispatch(CorePtr core, Exchange& exchange) {
   exchange.prefix = co_await core->prefixes->look_up(core, exchange);
-  co_await dispatch(core, exchange);
+  co_await dispatch_any(core, exchange);
 }
 
 net::Task<void> serve_plain(CorePtr core, Exchange& exchange) {
   // Tokenising is the same on every worker of a model; prefill workers know how.
   const bool whole = core->fleet.serving(exchange.model).plain_up > 0;
-  const bool tokens = exchange.request.head.path().ends_with("tokenize");
+  const std::string_view path = exchange.request.head.path();
+  const bool tokens = path.ends_with("tokenize") || path.ends_with("count_tokens");
   PlainFlow flow(core, exchange, !whole && tokens ? Role::kPrefill : Role::kBoth);
   co_await flow.run();
 }
 
 // What the request asks for, into `exchange`; or what is wrong with it.
-std::optional<ApiError> read_request(Core& core, Exchange& exchange, bool generate) {
+std::optional<ApiError> read_request(Core& core, Exchange& exchange, bool plain) {
   const net::RequestHead& head = exchange.request.head;
   const std::string_view path = head.path();
-  if (!generate && !contains(kPlainPaths, path)) return no_such_path(exchange);
+  if (plain && !contains(kPlainPaths, path)) return no_such_path(exchange);
   if (head.method != "POST") {
     ApiError error = api_error(invalid(fmt::format("{} answers POST", path)));
     error.status = 405;
@@ -113,6 +147,9 @@ std::optional<ApiError> read_request(Core& core, Exchange& exchange, bool genera
   Result<RequestScan> scan = RequestScanner::of(exchange.loop.executor).scan(body, body.capacity());
   if (!scan) return api_error(scan.error());
   exchange.scan = *std::move(scan);
+  if (names_events(exchange.form()) && !exchange.scan.preamble.empty()) {
+    exchange.joined_prompt = fmt::format("{}{}", exchange.scan.preamble, exchange.scan.prompt);
+  }
   Result<std::string> label = domain_label(head.headers);
   if (!label) return api_error(label.error());
   exchange.label = *std::move(label);
@@ -120,13 +157,14 @@ std::optional<ApiError> read_request(Core& core, Exchange& exchange, bool genera
 }
 
 net::Task<void> serve(CorePtr core, Exchange& exchange) {
-  const bool generate = contains(kGeneratePaths, exchange.request.head.path());
-  if (std::optional<ApiError> refused = read_request(*core, exchange, generate)) {
+  const std::string_view path = exchange.request.head.path();
+  const bool plain = !contains(kGeneratePaths, path) && !contains(kConversePaths, path);
+  if (std::optional<ApiError> refused = read_request(*core, exchange, plain)) {
     return exchange.fail(*std::move(refused));
   }
-  if (!generate) return serve_plain(std::move(core), exchange);
+  if (plain) return serve_plain(std::move(core), exchange);
   if (core->prefixes) return look_up_and_dispatch(std::move(core), exchange);
-  return dispatch(std::move(core), exchange);
+  return dispatch_any(std::move(core), exchange);
 }
 
 // Which listener a request came by.
@@ -160,7 +198,9 @@ net::Task<void> serve_preemptibly(CorePtr core, Exchange& exchange, const Permit
 }
 
 bool is_for_workers(const net::RequestHead& head) {
-  return head.method == "POST" && (contains(kGeneratePaths, head.path()) || contains(kPlainPaths, head.path()));
+  const std::string_view path = head.path();
+  return head.method == "POST" &&
+         (contains(kGeneratePaths, path) || contains(kConversePaths, path) || contains(kPlainPaths, path));
 }
 
 // No coroutine of its own, like handle(): each request would pay for it.

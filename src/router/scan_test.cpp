@@ -49,6 +49,26 @@ TEST(RequestScan, TakesNullAndAbsenceForTheDefault) {
   EXPECT_TRUE(scan("{}").ok());
 }
 
+TEST(RequestScan, FindsThePromptOfOtherApis) {
+  const std::string body =
+      R"({"system":[{"type":"text","text":"s"}],"messages":[{"role":"user"}],"max_tokens":5,"model":"m"})";
+  const auto messages = scan(body);
+  ASSERT_TRUE(messages.ok()) << messages.error().message;
+  EXPECT_EQ(messages->prompt, R"([{"role":"user"}])");
+  EXPECT_EQ(messages->preamble, R"([{"type":"text","text":"s"}])");
+  EXPECT_GE(messages->preamble.data(), body.data());
+  EXPECT_LT(messages->preamble.data(), body.data() + body.size());
+  EXPECT_EQ(messages->prompt_bytes(), messages->prompt.size() + messages->preamble.size());
+  const auto responses = scan(R"({"input":"hi","instructions":"s","max_output_tokens":9,"prompt":{"id":"pmpt_1"}})");
+  ASSERT_TRUE(responses.ok()) << responses.error().message;
+  EXPECT_EQ(responses->prompt, "\"hi\"");
+  EXPECT_EQ(responses->preamble, "\"s\"");
+  EXPECT_EQ(responses->max_tokens, 9U);
+  const auto odd = scan(R"({"input":{"a":1},"instructions":null,"system":3,"max_output_tokens":null})");
+  ASSERT_TRUE(odd.ok()) << odd.error().message;
+  EXPECT_EQ(odd->prompt_bytes(), 0U);
+}
+
 TEST(RequestScan, NamesTheFieldAtFault) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"model":1})", "model"},
@@ -67,6 +87,8 @@ TEST(RequestScan, NamesTheFieldAtFault) {
       {R"({"prompt":1})", "prompt"},
       {R"({"model":"a","model":"b"})", "model"},
       {R"({"n":1,"n":2})", "n"},
+      {R"({"input":"a","input":"b"})", "input"},
+      {R"({"max_output_tokens":"1"})", "max_output_tokens"},
       {R"({"mod\u0065l":"a","model":"b"})", "model"},
   };
   for (const auto& [text, field] : cases) {
@@ -97,7 +119,16 @@ TEST(RequestScan, RefusesFieldsThatSteerTheTransferOfKv) {
     EXPECT_EQ(got.error().code, ErrorCode::kInvalid) << text;
     EXPECT_TRUE(is_forbidden_field(got.error().field)) << text;
   }
-  // Only at top level, and only as names: the rest is the client's own data.
+  // vLLM puts these beside `kv_transfer_params`.
+  for (const char* text :
+       {R"({"vllm_xargs":{"a":[1],"kv_transfer_params":"x"}})", R"({"vllm_xargs":{"kv_transfer\u005fparams":null}})"}) {
+    const auto got = scan(text);
+    ASSERT_FALSE(got.ok()) << text;
+    EXPECT_EQ(got.error().field, "vllm_xargs.kv_transfer_params") << text;
+  }
+  EXPECT_TRUE(scan(R"({"vllm_xargs":{"a":[1,"b"],"c":2.5},"model":"m"})").ok());
+  EXPECT_FALSE(scan(R"({"vllm_xargs":{"a":[1}})").ok());
+  // Only there, and only as names: the rest is the client's own data.
   EXPECT_TRUE(scan(R"({"metadata":{"kv_transfer_params":1},"prompt":"kv_transfer_params"})").ok());
 }
 

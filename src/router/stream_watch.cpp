@@ -10,9 +10,9 @@ namespace {
 
 // Keys whose value is what a client waits for, if it is neither empty nor null. Within JSON text quotes are
 // escaped, so generated text cannot look like one of them.
-constexpr std::array<std::string_view, 7> kTokenKeys = {
+constexpr std::array<std::string_view, 8> kTokenKeys = {
     "\"content\":",    "\"text\":",  "\"reasoning_content\":", "\"reasoning\":",
-    "\"tool_calls\":", "\"delta\":", "\"partial_json\":"};
+    "\"tool_calls\":", "\"delta\":", "\"partial_json\":",      "\"thinking\":"};
 
 // Whether a key of kTokenKeys with a value that counts begins at `at`.
 bool token_at(std::string_view head, size_t at) {
@@ -28,12 +28,34 @@ bool token_at(std::string_view head, size_t at) {
   return false;
 }
 
-// The value of a `data` line, or nullopt-like: false if the line is none.
-bool data_value(std::string_view line, std::string_view& value) {
-  if (!line.starts_with("data") || (line.size() > 4 && line[4] != ':')) return false;
-  value = line.substr(std::min<size_t>(5, line.size()));
+// The value of a line of that field; false if it is another's.
+bool field_value(std::string_view line, std::string_view field, std::string_view& value) {
+  if (!line.starts_with(field) || (line.size() > field.size() && line[field.size()] != ':')) return false;
+  value = line.substr(std::min(field.size() + 1, line.size()));
   if (value.starts_with(' ')) value.remove_prefix(1);
   return true;
+}
+
+bool data_value(std::string_view line, std::string_view& value) { return field_value(line, "data", value); }
+
+// The name of an event, or, where a server leaves it out, the `type` of its data.
+std::string_view event_name(std::string_view head) {
+  std::string_view name;
+  for (std::string_view rest = head; !rest.empty();) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view value;
+    if (field_value(rest.substr(0, end), "event", value)) name = value;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  if (!name.empty()) return name;
+  constexpr std::string_view kType = "\"type\":";
+  const size_t at = head.find(kType);
+  if (at == std::string_view::npos) return {};
+  std::string_view rest = head.substr(at + kType.size());
+  while (rest.starts_with(' ')) rest.remove_prefix(1);
+  if (!rest.starts_with('"')) return {};
+  rest.remove_prefix(1);
+  return rest.substr(0, rest.find('"'));
 }
 
 }  // namespace
@@ -75,9 +97,11 @@ void StreamWatch::end_line() {
 void StreamWatch::end_event() {
   event_begun_ = false;
   ++events_;
-  if (carries_token()) ++tokens_;
   std::string_view data;
-  done_ = data_value(head(), data) && data == "[DONE]";
+  const bool done_mark = data_value(head(), data) && data == "[DONE]";
+  const std::string_view name = names_events(form_) && !done_mark ? event_name(head()) : std::string_view();
+  if ((!names_events(form_) || carries_output(form_, name)) && carries_token()) ++tokens_;
+  done_ = done_mark || (names_events(form_) && ends_stream(form_, name));
   head_size_ = 0;
 }
 

@@ -12,6 +12,7 @@ struct StreamCase {
   std::string bytes;
   uint64_t events = 0, tokens = 0;
   bool inside = false, may_end = true, done = false;  // at the end
+  ApiForm form = ApiForm::kOpenAi;
 };
 
 const std::vector<StreamCase> kStreams = {
@@ -55,13 +56,30 @@ const std::vector<StreamCase> kStreams = {
      1, 1},
     {"data: {\"type\":\"response.output_text.delta\",\"delta\":\"Hi\"}\n\n", 1, 1},
     {"data: {\"choices\":[{\"delta\":{\"content\":\"\",\"note\":\"\\\"text\\\":\\\"x\"}}]}\n\n", 1, 0},
+    // Named events: only deltas carry tokens, and the last one has a name, which may stand in its data alone.
+    {"event: message_start\ndata: {\"message\":{\"content\":[{\"text\":\"no\"}]}}\n\n", 1, 0, false, true, false,
+     ApiForm::kMessages},
+    {"event: content_block_delta\ndata: {\"delta\":{\"type\":\"thinking_delta\",\"thinking\":\"x\"}}\n\n", 1, 1, false,
+     true, false, ApiForm::kMessages},
+    {"event: content_block_delta\ndata: {\"delta\":{\"type\":\"signature_delta\",\"signature\":\"x\"}}\n\n", 1, 0,
+     false, true, false, ApiForm::kMessages},
+    {"event:message_stop\r\ndata: {}\r\n\r\n", 1, 0, false, true, true, ApiForm::kMessages},
+    {"data: {\"type\": \"message_stop\"}\n\n", 1, 0, false, true, true, ApiForm::kMessages},
+    {"event: message_stop\ndata: {}\n", 0, 0, true, true, false, ApiForm::kMessages},
+    {"event: error\ndata: {\"type\":\"error\"}\n\n", 1, 0, false, true, true, ApiForm::kMessages},
+    {"event: response.output_text.delta\ndata: {\"delta\":\"Hi\"}\n\nevent: response.output_text.done\ndata: "
+     "{\"text\":\"Hi\"}\n\n",
+     2, 1, false, true, false, ApiForm::kResponses},
+    {"event: response.completed\ndata: {\"response\":{\"text\":\"Hi\"}}\n\n", 1, 0, false, true, true,
+     ApiForm::kResponses},
+    {"event: response.incomplete\ndata: {}\n\ndata: [DONE]\n\n", 2, 0, false, true, true, ApiForm::kResponses},
 };
 
 TEST(StreamWatch, SeesTheSameAtEverySplit) {
   for (const StreamCase& stream : kStreams) {
     for (size_t a = 0; a <= stream.bytes.size(); ++a) {
       for (size_t b = a; b <= stream.bytes.size(); b += 3) {
-        StreamWatch watch;
+        StreamWatch watch(stream.form);
         const std::string_view bytes = stream.bytes;
         for (const auto piece : {bytes.substr(0, a), bytes.substr(a, b - a), bytes.substr(b)}) watch.feed(piece);
         const std::string where = stream.bytes + " at " + std::to_string(a) + ", " + std::to_string(b);

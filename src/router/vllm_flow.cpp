@@ -24,13 +24,21 @@ constexpr std::string_view kAskForTransfer =
 uint64_t prompt_tokens(std::string_view reply) {
   const auto usage = raw_field(reply, "usage");
   if (!usage || !*usage) return 0;
-  const auto count = raw_field(**usage, "prompt_tokens");
+  auto count = raw_field(**usage, "prompt_tokens");
+  if (count && !*count) count = raw_field(**usage, "input_tokens");
   uint64_t out = 0;
   if (count && *count) std::from_chars((*count)->data(), (*count)->data() + (*count)->size(), out);
   return out;
 }
 
 }  // namespace
+
+bool forces_tool_call(std::string_view body) {
+  const auto choice = raw_field(body, "tool_choice");
+  if (!choice || !*choice || !(*choice)->starts_with('{')) return false;
+  const auto type = raw_field(**choice, "type");
+  return type && *type && (**type == R"("any")" || **type == R"("tool")");
+}
 
 Result<std::string> vllm_prefill_body(std::string_view body, std::optional<int64_t> priority,
                                       const std::optional<std::string>& xargs) {
@@ -55,7 +63,23 @@ Result<std::string> vllm_decode_body(std::string_view body, std::string_view par
 
 net::Task<void> VllmFlow::run() {
   const Step step = co_await prefill();
-  if (step == Step::kGoOn) co_await decode();
+  if (step != Step::kGoOn) co_return;
+  const Result<std::string> body = vllm_decode_body(exchange_.request.body, params_);
+  KINDRED_CHECK(body.ok());  // the prefill leg's body was made from the same bytes
+  const std::string fingerprint = core_->fleet.description(prefill_.worker).fingerprint;
+  failure_ = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
+  const DecodeAsk ask = {.prefill = prefill_,
+                         .fingerprint = fingerprint,
+                         .load = whole_load(exchange_.scan, prompt_tokens_),
+                         .prompt_tokens = prompt_tokens_,
+                         .counts = counts_.get()};
+  co_await decode(*body, ask);
+}
+
+net::Task<void> VllmFlow::run_whole() {
+  failure_ = {.error = no_worker(fmt::format("no decode worker of '{}' is up", exchange_.model))};
+  const DecodeAsk ask = {.dialect = fleet::Dialect::kVllm, .load = whole_load(exchange_.scan)};
+  co_await decode(exchange_.request.body, ask);
 }
 
 net::Task<VllmFlow::Step> VllmFlow::prefill() {
@@ -156,18 +180,10 @@ net::Task<VllmFlow::Step> VllmFlow::after_transport_error(fleet::WorkerId worker
   co_return Step::kDone;
 }
 
-net::Task<void> VllmFlow::decode() {
-  const Result<std::string> body = vllm_decode_body(exchange_.request.body, params_);
-  KINDRED_CHECK(body.ok());  // the prefill leg's body was made from the same bytes
-  const std::string fingerprint = core_->fleet.description(prefill_.worker).fingerprint;
+net::Task<void> VllmFlow::decode(std::string_view body, const DecodeAsk& ask) {
   WholeLeg leg(core_, exchange_, "the decode worker", "decode");
-  leg.failure() = {.error = no_worker("no decode worker that matches the prefill worker is up any more")};
+  leg.failure() = std::move(failure_);
   std::vector<fleet::WorkerId> tried;
-  const DecodeAsk ask = {.prefill = prefill_,
-                         .fingerprint = fingerprint,
-                         .load = whole_load(exchange_.scan, prompt_tokens_),
-                         .prompt_tokens = prompt_tokens_,
-                         .counts = counts_.get()};
   for (uint32_t attempt = 0; attempt <= exchange_.options().retries; ++attempt) {
     DecodeAsk now = ask;
     now.exclude = tried;
@@ -177,7 +193,7 @@ net::Task<void> VllmFlow::decode() {
     tried.push_back(choice->worker);
     const fleet::LoadGuard guard = core_->fleet.take(choice->worker, ask.load, choice->inclusion);
     const auto place = occupy_decode_room(*core_, exchange_, choice->worker, ask.load.requests);
-    const bool done = co_await leg.run(choice->worker, worker_head(exchange_), *body, exchange_.request.cancel);
+    const bool done = co_await leg.run(choice->worker, worker_head(exchange_), body, exchange_.request.cancel);
     if (done) co_return;
   }
   co_await exchange_.fail(std::move(leg.failure()));

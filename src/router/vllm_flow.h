@@ -24,6 +24,8 @@ class VllmFlow {
   VllmFlow(CorePtr core, Exchange& exchange) : core_(std::move(core)), exchange_(exchange) {}
 
   net::Task<void> run();
+  // A decode worker computes the prompt, too: for what cannot be told to leave its KV to another worker.
+  net::Task<void> run_whole();
 
  private:
   enum class Step { kGoOn, kRetry, kDone };
@@ -33,7 +35,7 @@ class VllmFlow {
   net::Task<Step> after_transport_error(fleet::WorkerId worker, Error error);
   Status read_reply(std::string_view reply);
   void read_counts(std::string_view json);
-  net::Task<void> decode();
+  net::Task<void> decode(std::string_view body, const DecodeAsk& ask);
 
   CorePtr core_;
   Exchange& exchange_;
@@ -43,6 +45,10 @@ class VllmFlow {
   uint64_t prompt_tokens_ = 0;
   std::shared_ptr<const expert::ExpertCounts> counts_;
 };
+
+// Whether Anthropic's `tool_choice` forces a call: vLLM parses the call's arguments before it answers, which fails for
+// the one token of a prefill leg.
+bool forces_tool_call(std::string_view body);
 
 // The prefill leg's body, and the decode leg's; for tests too. `priority`, `xargs` (raw JSON of vllm_xargs): the
 // router's own, if it sends any. Error: kInvalid, for what is no JSON object.

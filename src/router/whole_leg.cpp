@@ -47,7 +47,7 @@ net::Task<bool> WholeLeg::run(fleet::WorkerId worker, net::RequestHead head, std
 }
 
 net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::WorkerId worker) {
-  RelaySource source(response, exchange_.writer, exchange_.ends_with_done());
+  RelaySource source(response, exchange_.writer, exchange_.has_end_mark());
   Result<Piece> first = co_await source.next();
   if (!first) co_return co_await after_transport_error(worker, std::move(first).error());
   if (guard_ != nullptr) guard_->answered();
@@ -58,6 +58,8 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
   }
   if (changed_body_ != nullptr) {
     exchange_.scan.prompt = {};
+    exchange_.scan.preamble = {};
+    std::string().swap(exchange_.joined_prompt);
     std::string().swap(exchange_.request.body);  // an assignment would keep its memory
     std::string().swap(*changed_body_);
     exchange_.request.head.headers = net::Headers();
