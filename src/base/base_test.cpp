@@ -37,7 +37,9 @@ TEST(Base64, KnowsEachCharacterAtEachPlace) {
       const bool known = std::isalnum(c) != 0 || c == '+' || c == '/';
       const auto back = base64_decode(changed);
       ASSERT_EQ(back.ok(), known) << "character " << c << " at " << at;
-      if (known) ASSERT_EQ(base64_encode(*back), changed);
+      if (known) {
+        ASSERT_EQ(base64_encode(*back), changed);
+      }
     }
   }
 }

@@ -10,14 +10,14 @@
 // would have to move: held_w is the share of the prompt's tokens that w has in its cache, and fetching all of it is
 // worth as much as `held_weight` requests that join. With expert parallelism U_w and U_w + delta_w are those of each
 // layer's busiest rank, under the placement that there is now (expert/rank_union.h). Workers with more than `load_cap`
-// times their share of the load, by their speeds, are left out. Among costs that are
-// equal, load and then the tie-break decide.
+// times their share of the load, by their speeds, are left out. Among costs that are equal, load and then the
+// tie-break decide.
 //
 // It needs no cohorts, no profile and no calibration. Without counts, or with those of another shape than the
 // worker's, it is least-loaded, and says why.
 //
 // Cost: O(available workers x L x E) multiplications, over the packed probabilities of one request; with ranks,
-// additions that cannot be vectorised, some ten times as long.
+// additions rank by rank that cannot be vectorised, which takes longer.
 // Thread-safety: as DecodePolicy.
 #pragma once
 

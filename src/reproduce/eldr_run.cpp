@@ -96,8 +96,10 @@ Status EldrRunner::make_cohorts(const EldrTraffic& traffic) {
   cohorts_ = {};
   if (Status ok = make(Kind::kBalanced, kDecodeWorkers, cohorts_.balanced); !ok) return ok;
   if (Status ok = make(Kind::kVanilla, kDecodeWorkers, cohorts_.vanilla); !ok) return ok;
-  if (Status ok = make(Kind::kBalanced, 8, cohorts_.of_8); !ok) return ok;
-  if (Status ok = make(Kind::kBalanced, 24, cohorts_.of_24); !ok) return ok;
+  if (options_.scaling) {
+    if (Status ok = make(Kind::kBalanced, 8, cohorts_.of_8); !ok) return ok;
+    if (Status ok = make(Kind::kBalanced, 24, cohorts_.of_24); !ok) return ok;
+  }
   if (options_.gates) {
     if (Status ok = make(Kind::kGates, kDecodeWorkers, cohorts_.gates); !ok) return ok;
   }
@@ -151,7 +153,7 @@ Status EldrRunner::run_workload(EldrTraffic& traffic, std::shared_ptr<const sim:
     std::vector<Job> jobs = main_jobs(traffic, rate, cost);
     const Job rr = jobs.front(), eldr = jobs.back();
     if (rate == kVariantRate) add_variants(eldr, jobs);
-    add_scaling(rr, eldr, jobs);
+    if (options_.scaling) add_scaling(rr, eldr, jobs);
     if (Status ok = run_jobs(*requests, std::move(jobs)); !ok) return ok;
     requests->clear();
     if (rate == kVariantRate) {
@@ -285,7 +287,8 @@ size_t EldrRunner::cells_of(const EldrModel& model) const {
   const bool varies = std::ranges::find(options_.rates, kVariantRate) != options_.rates.end();
   const size_t rates = options_.rates.size();
   const size_t varied = 6 + (options_.gates ? 1 : 0);
-  return rates * 2 * (kEldrPolicies.size() + 4) + (varies ? 2 * varied : 0) + (first ? 0 : 2 * rates) +
+  const size_t scaled = options_.scaling ? 4 : 0;  // two settings, two policies
+  return rates * 2 * (kEldrPolicies.size() + scaled) + (varies ? 2 * varied : 0) + (first ? 0 : 2 * rates) +
          (runs_cache(model) ? 4 : 0) + (runs_large(model) ? 2 * kLargeRates.size() : 0);
 }
 

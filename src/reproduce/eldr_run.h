@@ -19,6 +19,7 @@ struct EldrOptions {
   std::vector<std::string> models;  // keys; empty: all
   uint32_t calibration = 1000;      // requests that cohorts are fitted to
   bool gates = true;                // the variant "gate", which takes its time
+  bool scaling = true;              // "8D" and "24D", whose cohorts are fitted apart
   bool large = true;                // Qwen3-235B, if the first model runs
   size_t threads = 1;
   uint64_t seed = 1;

@@ -93,6 +93,7 @@ TEST(EldrRun, ShuffledExpertsGainNothing) {
                              .models = {"gptoss"},
                              .calibration = 160,
                              .gates = false,  // seconds; SyntheticGates has tests of its own
+                             .scaling = false,
                              .threads = 2,
                              .on_cell = [&](size_t done, size_t all) {
                                seen = done;

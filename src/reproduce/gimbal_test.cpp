@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "reproduce/gimbal_run.h"
 #include "sim/trace_reader.h"
 
@@ -13,14 +15,9 @@ class Gimbal : public ::testing::Test {
     auto profile = sim::load_profile(KINDRED_SOURCE_DIR "/profiles/h100-qwen3-30b-a3b.json");
     auto trace = sim::read_trace(KINDRED_SOURCE_DIR "/data/traces/azure_2023_conv.csv.xz");
     KINDRED_CHECK(profile.ok() && trace.ok());
-    profile_ = new sim::Profile(*std::move(profile));
-    trace_ = new sim::Trace(*std::move(trace));
-    skewed_ = new GimbalWorkload(workload());
-  }
-  static void TearDownTestSuite() {
-    delete profile_;
-    delete trace_;
-    delete skewed_;
+    profile_ = *std::move(profile);
+    trace_ = *std::move(trace);
+    skewed_ = workload();
   }
   static GimbalSetup setup() {
     GimbalSetup out{.profile = *profile_};
@@ -44,9 +41,9 @@ class Gimbal : public ::testing::Test {
     return *out;
   }
 
-  inline static sim::Profile* profile_ = nullptr;
-  inline static sim::Trace* trace_ = nullptr;
-  inline static GimbalWorkload* skewed_ = nullptr;
+  inline static std::optional<sim::Profile> profile_;
+  inline static std::optional<sim::Trace> trace_;
+  inline static std::optional<GimbalWorkload> skewed_;
 };
 
 TEST_F(Gimbal, WhereAllExpertsAreAlikePlacementGainsNothing) {

