@@ -92,11 +92,11 @@ void add_headers(const Core& core, const PromptTarget& target, const fleet::Load
   router::add_engine_headers(core, target, guard, head);
   head.headers.set(router::kRequestIdHeader, exchange.id);
   for (const net::Header& header : head.headers) {
-    std::string name = header.name;
+    std::string name(header.name);
     // As HTTP/2 has names.
     for (char& letter : name) letter = letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter | 0x20) : letter;
     std::erase(picked.remove, name);
-    picked.set.emplace_back(name, header.value);
+    picked.set.add(name, header.value);
   }
 }
 
@@ -148,7 +148,7 @@ class Chooser {
     picked_.endpoint = core_->endpoint(decode->worker).text();
     add_headers(*core_, {.worker = decode->worker}, charge_.load, exchange_, picked_);
     std::erase(picked_.remove, kPrefillerHeader);
-    picked_.set.emplace_back(kPrefillerHeader, core_->endpoint(prefill->worker).text());
+    picked_.set.add(kPrefillerHeader, core_->endpoint(prefill->worker).text());
     return true;
   }
 
@@ -161,7 +161,7 @@ class Chooser {
     charge_.load = router::take(*core_, *target, charge_.leg);
     picked_.endpoint = core_->endpoint(target->worker).text();
     add_headers(*core_, *target, charge_.load, exchange_, picked_);
-    auto changed = router::engine_body(*core_, exchange_, *target, exchange_.request.body);
+    auto changed = router::engine_body(*core_, exchange_, *target, charge_.load, exchange_.request.body);
     if (changed && *changed) {
       exchange_.request.body = *std::move(*changed);
       picked_.changed = true;

@@ -13,7 +13,7 @@ ToProxy plain(Part part) { return {.part = part}; }
 
 int status_in(const net::Headers& headers) {
   int status = 0;
-  const std::string* text = headers.find(":status");
+  const std::string_view* text = headers.find(":status");
   if (text != nullptr) std::from_chars(text->data(), text->data() + text->size(), status);
   return status;
 }
@@ -93,11 +93,11 @@ std::vector<ToProxy> Conversation::chosen(Picked picked) {
                   .set = std::move(picked.set),
                   .remove = std::move(picked.remove),
                   .endpoint = picked.endpoint};
-  head.set.emplace_back(kEndpointHeader, picked.endpoint);
+  head.set.add(kEndpointHeader, picked.endpoint);
   if (buffered && picked.changed) {
     head.replaced = true;
     head.body = std::move(picked.body);
-    head.set.emplace_back("content-length", fmt::to_string(head.body.size()));
+    head.set.add("content-length", fmt::to_string(head.body.size()));
   }
   std::vector<ToProxy> out;
   if (!has_body_ || !holds_back()) {
@@ -105,7 +105,7 @@ std::vector<ToProxy> Conversation::chosen(Picked picked) {
     return out;
   }
   // The proxy has dropped what the client said; a worker is better off with a length than with chunks.
-  head.set.emplace_back("content-length", fmt::to_string(picked.body.size()));
+  head.set.add("content-length", fmt::to_string(picked.body.size()));
   out.push_back(std::move(head));
   add_pieces(picked.body, !has_trailers_, out);
   if (has_trailers_) out.push_back(plain(Part::kRequestTrailers));
@@ -115,8 +115,8 @@ std::vector<ToProxy> Conversation::chosen(Picked picked) {
 std::vector<ToProxy> Conversation::refuse(const router::ApiError& error) {
   state_ = State::kRefused;
   ToProxy out = {.part = Part::kImmediate, .status = error.shed ? 429 : error.status};
-  out.set.emplace_back("content-type", "application/json");
-  if (error.retry_after_s > 0) out.set.emplace_back("retry-after", fmt::to_string(error.retry_after_s));
+  out.set.add("content-type", "application/json");
+  if (error.retry_after_s > 0) out.set.add("retry-after", fmt::to_string(error.retry_after_s));
   out.body = router::error_json(error);
   out.details = fmt::format("kindred_{}", error.code);
   body_ = {};

@@ -28,7 +28,7 @@ namespace kindred::picker {
 // Where the request goes.
 struct Picked {
   std::string endpoint;                  // "address:port"
-  std::vector<net::Header> set = {};     // beside the endpoint's own header
+  net::Headers set = {};                 // beside the endpoint's own header
   std::vector<std::string> remove = {};  // what only the picker may say
   std::string body = {};                 // all of it, as it goes on
   bool changed = false;                  // it is not what came

@@ -26,14 +26,14 @@ FromProxy answer(std::string status, bool ends = false) {
 
 Picked to_worker(std::string text) {
   Picked out = {.endpoint = "10.0.0.1:8000", .remove = {"x-kindred-leg"}, .body = std::move(text)};
-  out.set.emplace_back("x-extra", "1");
+  out.set.add("x-extra", "1");
   return out;
 }
 
 std::string header(const ToProxy& message, std::string_view name) {
   std::string out;
   for (const net::Header& one : message.set) {
-    if (one.name == name) out += one.value + ";";
+    if (one.name == name) out.append(one.value) += ";";
   }
   return out;
 }
@@ -113,7 +113,7 @@ TEST(Conversation, ABufferingProxyGetsTheChoiceWithTheBody) {
   Conversation::Step step = talk.on(first);
   ASSERT_EQ(step.replies.size(), 1U);
   EXPECT_EQ(step.replies[0].part, Part::kRequestHeaders);
-  EXPECT_TRUE(step.replies[0].set.empty());
+  EXPECT_EQ(step.replies[0].set.size(), 0U);
   EXPECT_EQ(talk.on(body("abc", true)).event, Event::kChoose);
   Picked same = to_worker(talk.take_body());
   auto replies = talk.chosen(same);

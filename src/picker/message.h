@@ -49,7 +49,7 @@ struct FromProxy {
 
 struct ToProxy {
   Part part = Part::kRequestHeaders;
-  std::vector<net::Header> set = {};     // headers, instead of those of that name
+  net::Headers set = {};                 // headers, instead of those of that name
   std::vector<std::string> remove = {};  // names
   std::string endpoint = {};             // for the load balancer, as metadata; empty: none
   std::string body = {};

@@ -47,15 +47,15 @@ std::optional<std::vector<std::string>> read_subset(const core::Metadata& metada
 void write_mutation(const ToProxy& message, ext_proc::HeaderMutation& out) {
   for (const net::Header& header : message.set) {
     core::HeaderValueOption* option = out.add_set_headers();
-    option->mutable_header()->set_key(header.name);
-    option->mutable_header()->set_raw_value(header.value);
+    option->mutable_header()->set_key(std::string(header.name));
+    option->mutable_header()->set_raw_value(std::string(header.value));
     option->set_append_action(core::HeaderValueOption::OVERWRITE_IF_EXISTS_OR_ADD);
   }
   for (const std::string& name : message.remove) out.add_remove_headers(name);
 }
 
 void write_common(ToProxy& message, ext_proc::CommonResponse& out) {
-  if (!message.set.empty() || !message.remove.empty()) write_mutation(message, *out.mutable_header_mutation());
+  if (message.set.size() > 0 || !message.remove.empty()) write_mutation(message, *out.mutable_header_mutation());
   if (message.streamed) {
     ext_proc::StreamedBodyResponse* body = out.mutable_body_mutation()->mutable_streamed_response();
     body->set_body(std::move(message.body));
