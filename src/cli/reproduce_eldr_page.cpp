@@ -404,8 +404,9 @@ std::string eldr_text(const reproduce::EldrReproduction& run, const EldrComparis
                        group.model, to_string(group.workload));
     out += plain_table(cell_rows(comparison, group.workload, group.model)) + "\n";
   }
-  out += plain_table(group_rows(comparison)) + "\n" + plain_table(tail_rows(comparison)) + "\n" + plain_table(ttft_rows(comparison)) +
-         "\n" + plain_table(experts_rows(run)) + "\n" + plain_table(scaling_rows(run)) + "\n" + plain_table(large_rows(run)) + "\n";
+  out += plain_table(group_rows(comparison)) + "\n" + plain_table(tail_rows(comparison)) + "\n" +
+         plain_table(ttft_rows(comparison)) + "\n" + plain_table(experts_rows(run)) + "\n" +
+         plain_table(scaling_rows(run)) + "\n" + plain_table(large_rows(run)) + "\n";
   out += fmt::format("median error of TPOT p50, all but round-robin: {:.1f} %\n\n", 100 * comparison.median_error);
   return out + checks_text(run, comparison);
 }
