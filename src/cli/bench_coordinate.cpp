@@ -64,8 +64,38 @@ std::string coordinate_text(const CoordinateBench& bench, const CoordinateResult
                    "baseline: request-count, and EPLB every 4 windows; DP: pressure; EP: flow; feedback: the load of "
                    "its ranks counts in an engine's pressure\n{}"
                    "pace and machine decide how many requests a run gets through; compare ratios, not sums\n"
-                   "the same arms on GPU links, in TTFT and TPOT, by simulation: kindred reproduce gimbal\n",
+                   "with Gimbal's own rules on its test bed, by simulation: kindred reproduce gimbal\n",
                    link_text(result.links));
+}
+
+std::string simulation_text(const CoordinateBench& bench, const CoordinateSimulation& simulated) {
+  Table out({"arm", "TTFT ms", "p99 ms", "TPOT ms", "imbalance", "remote", "placements", "stalled s"});
+  for (size_t i = 0; i < simulated.arms.size(); ++i) {
+    const reproduce::GimbalCell& f = simulated.arms[i];
+    out.row({std::string(coordinate_arms()[i].name), fmt::format("{:.0f}", 1e3 * f.ttft_s),
+             fmt::format("{:.0f}", 1e3 * f.ttft_p99_s), fmt::format("{:.2f}", 1e3 * f.tpot_s),
+             fmt::format("{:.3f}", f.max_over_mean), fmt::format("{:.1f} %", 100 * f.remote_share),
+             fmt::format("{:.0f}", f.migrations), fmt::format("{:.2f}", f.stalled_s)});
+  }
+  return fmt::format(
+      "By simulation: DP 2, TP 2, EP 4 on H100s, Qwen3-30B-A3B, synthetic experts of 8 domains; {} requests, {:.0f} a "
+      "second, {:.0f} % bound\n\n{}\n",
+      simulated.requests, simulated.rate, 100 * bench.bound_share, out.text());
+}
+
+void add_simulation(const CoordinateSimulation& simulated, Json& out) {
+  out["simulated"] = {{"requests", simulated.requests}, {"rate", simulated.rate}, {"rows", Json::array()}};
+  for (size_t i = 0; i < simulated.arms.size(); ++i) {
+    const reproduce::GimbalCell& f = simulated.arms[i];
+    out["simulated"]["rows"].push_back({{"arm", coordinate_arms()[i].name},
+                                        {"ttft_ms", 1e3 * f.ttft_s},
+                                        {"ttft_p99_ms", 1e3 * f.ttft_p99_s},
+                                        {"tpot_ms", 1e3 * f.tpot_s},
+                                        {"imbalance", f.max_over_mean},
+                                        {"remote_share", f.remote_share},
+                                        {"placements", f.migrations},
+                                        {"stalled_s", f.stalled_s}});
+  }
 }
 
 Json coordinate_json(const CoordinateBench& bench, const CoordinateResult& result) {
@@ -166,12 +196,16 @@ int bench_coordinate(Args args) {
   const Machine machine = this_machine();
   const Result<CoordinateResult> result = run_coordinate(bench);
   if (!result) return fail("bench coordinate", result.error(), result.error().code == ErrorCode::kInvalid ? 2 : 1);
+  const Result<CoordinateSimulation> simulated = simulate_coordinate(bench);
+  if (!simulated) return fail("bench coordinate", simulated.error());
   if (bench.output.json) {
     Json json = coordinate_json(bench, *result);
+    add_simulation(*simulated, json);
     json["machine"] = machine_json(machine);
     fmt::print("{}\n", dump_json(json, 2));
   } else {
-    fmt::print("{}{}\n", coordinate_text(bench, *result), machine_text(machine));
+    fmt::print("{}\n{}{}\n", coordinate_text(bench, *result), simulation_text(bench, *simulated),
+               machine_text(machine));
   }
   if (bench.output.plots.empty()) return 0;
   const std::string note =

@@ -16,6 +16,7 @@
 #include "cli/bench.h"
 #include "cli/numa_link.h"
 #include "place/solve.h"
+#include "reproduce/gimbal_cluster.h"
 
 namespace kindred::cli {
 
@@ -64,6 +65,14 @@ struct CoordinateResult {
   std::vector<std::string> homes;  // [engine]: its domains
   std::vector<NumaLink> links;     // empty: one node
 };
+
+// The same arms on two data-parallel engines, each over two H100s, with the experts of Qwen3-30B-A3B on all four.
+struct CoordinateSimulation {
+  uint32_t requests = 2000;
+  double rate = 24;                         // a second
+  std::vector<reproduce::GimbalCell> arms;  // as coordinate_arms()
+};
+Result<CoordinateSimulation> simulate_coordinate(const CoordinateBench& bench);
 
 // Error: kInvalid (naming the flag), and those of loading, widening and serving.
 Result<CoordinateResult> run_coordinate(const CoordinateBench& bench);

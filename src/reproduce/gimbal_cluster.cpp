@@ -115,7 +115,6 @@ Result<std::shared_ptr<const place::Placement>> placed(const place::Problem& pro
 // chooses first.
 std::vector<uint32_t> nearest_engines(std::span<const sim::SimRequest> requests, const place::Placement& placement) {
   std::vector<double> gain(requests.size(), 0);
-  double mean = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::vector<uint32_t>& counts = requests[i].experts.prompt->data;
     double on_first = 0, all = 0;
@@ -124,7 +123,6 @@ std::vector<uint32_t> nearest_engines(std::span<const sim::SimRequest> requests,
       if (placement.rank[cell] < kGimbalRanks / kGimbalEngines) on_first += counts[cell];
     }
     gain[i] = all > 0 ? on_first / all : 0.5;
-    mean += gain[i] / static_cast<double>(requests.size());
   }
   std::vector<uint32_t> order(requests.size()), out(requests.size(), 1);
   std::iota(order.begin(), order.end(), 0U);
@@ -188,8 +186,14 @@ std::optional<Arm> arm_of_name(std::string_view name) {
   if (name == "kindred") {
     return Arm{.engine = "pressure", .feedback = true, .solver = place::Solver::kFlow, .hysteresis = true};
   }
+  if (name == "kindred-dp") return Arm{.engine = "pressure"};
+  if (name == "kindred-ep") return Arm{.solver = place::Solver::kFlow, .hysteresis = true};
+  if (name == "kindred-both") return Arm{.engine = "pressure", .solver = place::Solver::kFlow, .hysteresis = true};
   return std::nullopt;
 }
+
+// Whether request `i` is bound to its domain's engine; the same ones for all arms.
+bool is_bound(const GimbalWorkload& workload, uint64_t i, double share) { return uniform_at(workload.seed, i) < share; }
 
 sim::ClusterOptions cluster_of(const GimbalSetup& setup, const GimbalWorkload& workload, std::string_view name,
                                const Arm& arm) {
@@ -305,10 +309,12 @@ Result<GimbalCell> run_gimbal_cell(const GimbalSetup& setup, const GimbalWorkloa
   const std::optional<Arm> arm = arm_of_name(name);
   if (!arm) return invalid(fmt::format("'{}' is none of those compared", name), "arm");
   std::vector<sim::SimRequest> requests = workload.requests;
-  for (sim::SimRequest& request : requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    sim::SimRequest& request = requests[i];
     request.arrival_s /= rate;
-    if (setup.by_domain)
+    if (is_bound(workload, i, setup.by_domain)) {
       request.direct = sim::EnginePlace{.worker = 0, .engine = request.experts.domain % kGimbalEngines};
+    }
   }
   const Result<sim::SimResult> run = sim::run_cluster(cluster_of(setup, workload, name, *arm), requests);
   if (!run) return run.error();

@@ -35,6 +35,11 @@ inline constexpr std::array kGimbalRates = {2.0, 2.5, 3.0, 3.5, 4.0};  // reques
 //   kindred       pressure with feedback, first come first served, `flow` under place::Rebalancer's rule
 inline constexpr std::array<std::string_view, 10> kGimbalArms = {
     "vllm", "no-eplb", "moetuner", "sem-moe", "dp", "ep", "both", "gimbal", "uncalibrated", "kindred"};
+// The parts of `kindred`, which are compared in `kindred bench coordinate`:
+//   kindred-dp    pressure without its expert term, experts in order of their index, which stay
+//   kindred-ep    request-count, `flow` under place::Rebalancer's rule
+//   kindred-both  pressure and `flow`, no feedback
+inline constexpr std::array<std::string_view, 3> kKindredParts = {"kindred-dp", "kindred-ep", "kindred-both"};
 
 // How the test bed differs from the profile's GPUs at their best; fitted to the baseline (reproduce/gimbal_run.h).
 struct GimbalLaw {
@@ -47,8 +52,9 @@ struct GimbalLaw {
 struct GimbalSetup {
   sim::Profile profile;  // h100-qwen3-30b-a3b
   GimbalLaw law = {};
-  // Each domain's requests go to an engine of theirs, whatever the arm: what sources that differ would be worth.
-  bool by_domain = false;
+  // So many of each domain's requests go to an engine of theirs, whatever the arm: what sources that differ would be
+  // worth. In [0, 1].
+  double by_domain = 0;
   double expert_weight = 2048;                        // policy::PressureOptions
   double window_s = 30;                               // between two placements
   double first_stall_s = 1.08, later_stall_s = 0.72;  // of a rearrangement (section 2.2.2)
@@ -103,7 +109,7 @@ struct GimbalCell {
   }
 };
 
-// `arm` of kGimbalArms. Error: kInvalid: another one; or of the run.
+// `arm` of kGimbalArms or kKindredParts. Error: kInvalid: another one; or of the run.
 Result<GimbalCell> run_gimbal_cell(const GimbalSetup& setup, const GimbalWorkload& workload, double rate,
                                    std::string_view arm);
 

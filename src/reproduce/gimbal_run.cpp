@@ -261,8 +261,8 @@ Status GimbalRunner::scan_world() {
   scans.back().setup.later_stall_s = 0;
   with("windows of 10 s", kScanArms).window_s = 10;
   with("feedback of 1/16", kScanArms).expert_weight /= 16;
-  with("a domain, an engine", kPlacementArms).by_domain = true;
-  with("a domain, an engine; links 10 x slower", kPlacementArms).by_domain = true;
+  with("a domain, an engine", kPlacementArms).by_domain = 1;
+  with("a domain, an engine; links 10 x slower", kPlacementArms).by_domain = 1;
   scans.back().setup.law.links *= 10;
   for (const Scan& one : scans) {
     if (Status ok = scan(one.name, one.setup, fit_workloads_, one.arms); !ok) return ok;

@@ -55,7 +55,7 @@ TEST_F(Gimbal, WhereAllExpertsAreAlikePlacementGainsNothing) {
 
 TEST_F(Gimbal, SourcesThatDifferAreWorthPlacingBy) {
   GimbalSetup by_domain = setup();
-  by_domain.by_domain = true;
+  by_domain.by_domain = 1;
   by_domain.law.links = 20;
   const GimbalCell vllm = cell(by_domain, *skewed_, "vllm"), ep = cell(by_domain, *skewed_, "ep");
   EXPECT_LT(ep.remote_share, vllm.remote_share - 0.1);

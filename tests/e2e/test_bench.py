@@ -138,6 +138,12 @@ def test_coordinate_runs_every_arm(tmp_path):
         assert 0 < row["remote_share"] < 1
         assert 0 < row["rank_active_experts"] <= figures["experts"]
     assert rows["DP only"]["moves"] == rows["DP only"]["placements"] == 0
+    simulated = {row["arm"]: row for row in figures["simulated"]["rows"]}
+    assert list(simulated) == list(rows)
+    for row in simulated.values():
+        assert 0 < row["tpot_ms"] and 0 < row["ttft_ms"] < row["ttft_p99_ms"]
+        assert 0 < row["remote_share"] < 1 <= row["imbalance"]
+    assert simulated["DP only"]["placements"] == 0
     for chart in ("coordinate-remote", "coordinate-imbalance"):
         assert (tmp_path / f"{chart}.svg").read_text().startswith("<svg")
 
