@@ -54,7 +54,8 @@ double ClusterRun::step_on_ranks_s(Worker& worker, Unit& unit) {
   }
   const uint32_t ranks = worker.group->ranks;
   const std::span<const uint32_t> distinct = flow.distinct();
-  const auto layers = static_cast<double>(distinct.size() / ranks);
+  const size_t layer_count = distinct.size() / ranks;
+  const auto layers = static_cast<double>(layer_count);
   unit.distinct = unit.worst = 0;
   for (size_t at = 0; at < distinct.size(); at += ranks) {
     const auto here = distinct.subspan(at, ranks);

@@ -130,7 +130,8 @@ class Synthetic final : public ExpertProcess, public SyntheticGates {
     const uint32_t start = start_of(number), tape = options_.tape_tokens;
     const uint64_t end = uint64_t{start} + request.prompt_tokens;
     std::vector<float> out(options_.shape.cells(), 0);
-    add_gates(sums, tape, static_cast<float>(end / tape), out);
+    const uint64_t whole = end / tape;
+    add_gates(sums, tape, static_cast<float>(whole), out);
     add_gates(sums, static_cast<uint32_t>(end % tape), 1, out);
     add_gates(sums, start, -1, out);
     for (float& sum : out) sum = std::max(sum, 0.0F);  // a difference of rounded sums
