@@ -134,7 +134,7 @@ class Chooser {
     const auto prefill = router::decide_prefill(*core_, exchange_, dialect, names_);
     if (!prefill) return false;
     const fleet::Description said = core_->fleet.description(prefill->worker);
-    const router::DecodeAsk ask = {.prefill = *prefill,
+    const router::DecodeAsk ask = {.prefill = prefill,
                                    .fingerprint = said.fingerprint,
                                    .exclude = excluded_,
                                    .load = router::whole_load(exchange_.scan)};

@@ -133,7 +133,7 @@ net::Task<void> SglangFlow::run() {
     if (!prefill) break;
     const fleet::Description said = core_->fleet.description(prefill->worker);
     look_up(said);
-    DecodeAsk ask = {.prefill = *prefill,
+    DecodeAsk ask = {.prefill = prefill,
                      .fingerprint = said.fingerprint,
                      .exclude = tried_decode,
                      .load = whole_load(exchange_.scan),
