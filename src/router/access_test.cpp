@@ -165,6 +165,17 @@ TEST_F(AccessTest, HeadersOfTheHopStayAndTheOthersCross) {
   for (const char* name : {"X-Named", "Keep-Alive", "TE", "Upgrade", "Proxy-Authorization", "Transfer-Encoding"}) {
     EXPECT_EQ(seen.find(name), nullptr) << name;
   }
+  // Those that are always of the hop stay behind though no Connection names any.
+  EXPECT_EQ(call("POST", "/v1/chat/completions", chat_body(false),
+                 "X-Named: 9\r\nKeep-Alive: timeout=5\r\nTE: trailers\r\nProxy-Authorization: Basic x\r\n")
+                .status,
+            200);
+  ASSERT_EQ(w.leg_count(), 2U);
+  const net::Headers unnamed = w.legs()[1].headers;
+  EXPECT_EQ(*unnamed.find("X-Named"), "9");
+  for (const char* name : {"Keep-Alive", "TE", "Proxy-Authorization"}) {
+    EXPECT_EQ(unnamed.find(name), nullptr) << name;
+  }
 }
 
 TEST_F(AccessTest, ClientsKeysOfTheRouterEndThere) {
