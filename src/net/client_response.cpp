@@ -143,12 +143,11 @@ Result<std::string_view> PooledResponse::take_payload() {
   return payload;
 }
 
-std::optional<std::string> PooledResponse::all_now() {
+std::optional<std::string> PooledResponse::all_now(size_t limit_bytes) {
   drop_given();
   if (phase_ == Phase::kEnd) return std::string();
-  if (phase_ != Phase::kBody || framing_.kind != BodyFraming::Kind::kLength || length_left_ > in_.size()) {
-    return std::nullopt;
-  }
+  if (phase_ != Phase::kBody || framing_.kind != BodyFraming::Kind::kLength) return std::nullopt;
+  if (length_left_ > std::min(in_.size(), limit_bytes)) return std::nullopt;
   given_ = static_cast<size_t>(length_left_);
   length_left_ = 0;
   std::string body(in_.data().substr(0, given_));

@@ -37,7 +37,7 @@ class PooledResponse final : public ClientResponse {
   std::optional<Result<Framed>> framed_now() override;
   Task<void> more() override;
   Headers take_headers() override { return std::move(head_.headers); }
-  std::optional<std::string> all_now() override;
+  std::optional<std::string> all_now(size_t limit_bytes) override;
   Task<Result<std::string>> read_rest(size_t limit_bytes, size_t spare_bytes) override;
 
  private:

@@ -73,8 +73,8 @@ class ClientResponse {
   Task<Result<std::string>> read_all(size_t limit_bytes) { return read_rest(limit_bytes, 0); }
   // The same, with memory for so many bytes more behind it.
   virtual Task<Result<std::string>> read_rest(size_t limit_bytes, size_t spare_bytes) = 0;
-  // All of a body that is here already, or nothing.
-  virtual std::optional<std::string> all_now() = 0;
+  // All of a body that is here already, or nothing: also if it is longer than `limit_bytes`, which read_all() tells.
+  virtual std::optional<std::string> all_now(size_t limit_bytes) = 0;
 
  protected:
   static Error too_large(size_t limit_bytes);

@@ -377,6 +377,26 @@ TEST_F(ClientTest, ReadsAnEarlyAnswerToALargeRequest) {
   EXPECT_EQ(loop_.run(send), 413);
 }
 
+TEST_F(ClientTest, AnAnswerThatIsHereIsTakenAtOnceButNotPastTheLimit) {
+  RawServer server([](RawConnection& peer, int) {
+    while (!peer.read_message().empty()) peer.send(kOk);
+  });
+  const auto take = [&](size_t limit_bytes) {
+    return loop_.run([&, limit_bytes]() -> Task<Result<std::string>> {
+      const std::array<std::string_view, 1> body = {"hello"};
+      const Endpoint to = server.endpoint();
+      auto response = co_await client_->send(to, post(), body, {});
+      if (!response) co_return response.error();
+      if (std::optional<std::string> all = (*response)->all_now(limit_bytes)) co_return *std::move(all);
+      co_return co_await (*response)->read_all(limit_bytes);
+    });
+  };
+  EXPECT_EQ(*take(2), "ok");
+  const auto long_one = take(1);
+  ASSERT_FALSE(long_one.ok());
+  EXPECT_EQ(long_one.error().code, ErrorCode::kTooLarge);
+}
+
 TEST_F(ClientTest, GetKeepsItsDeadlineAndWantsStatus200) {
   RawServer server([](RawConnection& peer, int) {
     for (;;) {

@@ -156,7 +156,10 @@ void LeaseKeeper::release(const CorePtr& core, Loop& loop, fleet::WorkerId worke
     std::vector<std::string>& waiting = outbox_[{&loop, worker}];
     first = waiting.empty();
     waiting.push_back(std::move(lease));
-    if (waiting.size() >= at_once) now.swap(waiting);
+    if (waiting.size() >= at_once) {
+      now.swap(waiting);
+      outbox_.erase({&loop, worker});  // or each worker that ever was would leave an empty one
+    }
   }
   const size_t count = now.size();
   if (count > 0) {

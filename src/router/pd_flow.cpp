@@ -320,9 +320,10 @@ net::Task<PdFlow::Step> PdFlow::relay_events(net::ClientResponse& response, flee
 }
 
 net::Task<PdFlow::Step> PdFlow::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
+  const size_t limit_bytes = exchange_.options().answer_bytes;
   Result<std::string> body = std::string();
-  if (std::optional<std::string> all = response.all_now()) body = *std::move(all);
-  else body = co_await response.read_all(exchange_.options().answer_bytes);
+  if (std::optional<std::string> all = response.all_now(limit_bytes)) body = *std::move(all);
+  else body = co_await response.read_all(limit_bytes);
   if (!body) co_return co_await after_transport_error(worker, kDecodeWorker, std::move(body).error());
   core_->worker_completed(worker);
   lease_->release();

@@ -78,9 +78,10 @@ net::Task<bool> WholeLeg::relay_events(net::ClientResponse& response, fleet::Wor
 
 net::Task<bool> WholeLeg::relay_whole(net::ClientResponse& response, fleet::WorkerId worker) {
   if (guard_ != nullptr) guard_->answered();
+  const size_t limit_bytes = exchange_.options().answer_bytes;
   Result<std::string> body = std::string();
-  if (std::optional<std::string> all = response.all_now()) body = *std::move(all);
-  else body = co_await response.read_all(exchange_.options().answer_bytes);
+  if (std::optional<std::string> all = response.all_now(limit_bytes)) body = *std::move(all);
+  else body = co_await response.read_all(limit_bytes);
   if (!body) co_return co_await after_transport_error(worker, std::move(body).error());
   const int status = response.head().status;
   if (status < 500) core_->worker_completed(worker);

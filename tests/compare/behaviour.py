@@ -121,6 +121,18 @@ def text_of(raw_answer):
 # --- clients that leave, workers that fail -------------------------------------------------------
 
 
+def leave(client, worker, left):
+    """Closes the client's connection: whether the worker's, which `left` tells of, follows within a second."""
+    client.close()
+    closed_s = time.monotonic()
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: left, 12, "the worker is left")
+    if not left or not left[0]:
+        return False, "not within 10 s"
+    took_s = worker.seen[-1].left_s - closed_s
+    return took_s <= 1, f"after {1000 * took_s:.0f} ms"
+
+
 @check("a client that leaves a stream has its worker's connection closed within 1 s")
 def client_leaves(bench):
     with bench.one() as (router, worker):
@@ -136,14 +148,7 @@ def client_leaves(bench):
         client = raw(router, post(stream_request()))
         while b"one" not in client.recv(65536):
             pass
-        client.close()
-        closed_s = time.monotonic()
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: left, 12, "the worker is left")
-        if not left or not left[0]:
-            return False, "not within 10 s"
-        took_s = worker.seen[-1].left_s - closed_s
-        return took_s <= 1, f"after {1000 * took_s:.0f} ms"
+        return leave(client, worker, left)
 
 
 @check("a client that leaves before the answer began has its worker's connection closed within 1 s")
@@ -158,14 +163,7 @@ def client_leaves_early(bench):
         worker.play = play
         client = raw(router, post(stream_request()))
         wait_until(worker.count, 10, "the request reaches the worker")
-        client.close()
-        closed_s = time.monotonic()
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: left, 12, "the worker is left")
-        if not left or not left[0]:
-            return False, "not within 10 s"
-        took_s = worker.seen[-1].left_s - closed_s
-        return took_s <= 1, f"after {1000 * took_s:.0f} ms"
+        return leave(client, worker, left)
 
 
 @check("20 answers of 400 do not take the worker out")
